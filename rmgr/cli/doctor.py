@@ -333,7 +333,7 @@ def access_lists(session: Session) -> Checks:
     coordinator = session.coordinator()
     if not isinstance(coordinator, ZkCoordinator) or not isinstance(coordinator.lists, RoleLists):
         return
-    report = check_tree(coordinator, limit=_MOST_ZNODES, timeout_s=session.left_s(10.0) or 10.0)
+    report = check_tree(coordinator, limit=_MOST_ZNODES, timeout_s=session.left_s(10.0))
     if not report.deviations:
         yield CheckResult("access lists", f"{counted(report.checked, 'znode')} looked at, each as it should be")
         return
@@ -367,7 +367,7 @@ def data_store(session: Session) -> Checks:
     if url.startswith("cassandra:"):
         yield _driver()
     try:
-        problem = session.data_store().health(timeout_s=session.left_s(10.0) or 10.0)
+        problem = session.data_store().health(timeout_s=session.left_s(10.0))
     except StoreUnavailable as error:
         yield CheckResult("store", f"{url} is away: {error.message}", _store_fix(error.message), ok=False)
         return

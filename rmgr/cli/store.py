@@ -416,7 +416,7 @@ class FoundValue:
 @contextlib.contextmanager
 def open_values(session: Session) -> Iterator[Opened]:
     """Opens the configured store. Raises: NotConnected, StoreUnavailable; DeadlineExceeded instead if --timeout has run out."""
-    timeout_s = session.left_s(30.0) or 30.0
+    timeout_s = session.left_s(30.0)
 
     def locate(user_key: str, pointer: keys.Pointer) -> str:
         from rmgr.submitter.questions import LocateValue

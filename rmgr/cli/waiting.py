@@ -321,7 +321,7 @@ class Follow:
         if self._engine is None:
             self._engine = self._session.submitter()
         try:
-            timeout_s = self._session.left_s(10.0) or 10.0
+            timeout_s = self._session.left_s(10.0)
             followed.handle = self._engine.attach(number, _Listener(self._news, followed), own=False, timeout_s=timeout_s, made=made)
             followed.submission = followed.handle.submission
         except NotFound:
@@ -352,11 +352,9 @@ class Follow:
 
         Raises: DeadlineExceeded when `--timeout` has run out; NotFound and others when a submission can no longer be followed.
         """
-        left = self._session.left_s(wait_s)
+        left_s = self._session.left_s(wait_s)
         ends: list[FollowedEnd] = []
-        if self.is_ended:
-            wait_s = 0.0
-        end = time.monotonic() + min(wait_s, left if left is not None else wait_s)
+        end = time.monotonic() + (0.0 if self.is_ended else left_s)
         while True:
             try:
                 item, fragment, outcomes = self._news.get(timeout=max(0.0, end - time.monotonic()))

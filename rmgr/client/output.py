@@ -165,10 +165,6 @@ class ConnectionReach:
         """Returns the connection's data store."""
         return self._connection.submitter.store
 
-    def left_s(self, most: float | None = None) -> float | None:
-        """Returns `most`: no deadline limits a step."""
-        return most
-
     def note(self, text: str) -> None:
         """Does nothing: a line where output was cut says that some is missing."""
 

@@ -180,7 +180,7 @@ class Query:
 
         credentials = self._reach.shown_credentials()
         bundle = None if credentials is None else credentials.directory
-        self._thin = ThinLeader(epoch.endpoint, timeout_s=self._reach.left_s(_LEADER_S) or _LEADER_S, bundle=bundle)
+        self._thin = ThinLeader(epoch.endpoint, timeout_s=self._reach.left_s(_LEADER_S), bundle=bundle)
         return self._thin
 
     def _find_client(self) -> LeaderClient | None:
@@ -190,7 +190,7 @@ class Query:
         if self._client is None and (epoch := self._leader()) is not None:
             from rmgr.adapters.rpc.services import LeaderClient
 
-            timeout_s, mine = self._reach.left_s(_LEADER_S) or _LEADER_S, self._reach.shown_credentials()
+            timeout_s, mine = self._reach.left_s(_LEADER_S), self._reach.shown_credentials()
             self._client = LeaderClient(epoch.endpoint, timeout_s=timeout_s, via=self._reach.via, credentials=mine)
         return self._client
 
@@ -334,7 +334,7 @@ def past_of(reach: Reach, number: int) -> JobView | None:
     """Returns the summary of one submission, None if there is none. Raises: StoreUnavailable, NotConnected, DataLost. Cost: one read."""
     from rmgr.procedures.history import summary_of
 
-    return summary_of(reach.data_store(), number, timeout_s=reach.left_s(30.0) or 30.0)
+    return summary_of(reach.data_store(), number, timeout_s=reach.left_s(30.0))
 
 
 def list_past(reach: Reach, *, user: str | None) -> Iterator[JobView]:
@@ -349,7 +349,7 @@ def list_past(reach: Reach, *, user: str | None) -> Iterator[JobView]:
         yield from (job for job in list_past(reach, user=None) if job.user == user)
         return
     while True:
-        timeout_s = reach.left_s(30.0) or 30.0
+        timeout_s = reach.left_s(30.0)
         names = store.keys(prefix, after=after, limit=_PAGE, timeout_s=timeout_s)
         if not names:
             return

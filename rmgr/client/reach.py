@@ -5,6 +5,7 @@ store, the leader), each opened on first use. A command's session (`cli/session`
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import time
 from collections.abc import Mapping
@@ -147,8 +148,8 @@ class Reach:
         left = self.timeout_s - (time.monotonic() - self.started)
         return left < 0.2
 
-    def left_s(self, most: float | None = None) -> float | None:
-        """Returns the seconds until `--timeout`, at most `most`; None if neither limits. Raises DeadlineExceeded when it is over."""
+    def left_s(self, most: float = math.inf) -> float:
+        """Returns the seconds until `--timeout`, at most `most`. Raises DeadlineExceeded when it is over."""
         if self.timeout_s is None:
             return most
         left = self.timeout_s - (time.monotonic() - self.started)
@@ -156,7 +157,11 @@ class Reach:
             going_on = f"the work goes on; wait again: rmgr wait {' '.join(map(str, self.followed))}"
             hint = going_on if self.followed else "a longer --timeout; rmgr doctor looks for what is slow"
             raise DeadlineExceeded(f"not done within {format_duration(self.timeout_s)} (--timeout)", hint=hint)
-        return left if most is None else min(left, most)
+        return min(left, most)
+
+    def patience_s(self, usual: float) -> float:
+        """Returns the seconds until `--timeout`, `usual` without it. Raises DeadlineExceeded when it is over."""
+        return usual if self.timeout_s is None else self.left_s()
 
     def note(self, text: str) -> None:
         """Shows one line to the user: a command's session does."""
@@ -182,7 +187,7 @@ class Reach:
     def ask(self, question: Question[A], most_s: float = 10.0) -> A:
         """Returns the answer, within `most_s` and the rest of `--timeout`. Raises the question's errors, and as `coordinator`."""
         asks = self.asks()
-        return asks.ask(question, timeout_s=self.left_s(most_s) or most_s)
+        return asks.ask(question, timeout_s=self.left_s(most_s))
 
     def expect(self, *questions: Question[Any]) -> None:
         """Has a gateway answer these beside the next question, so that all take one round trip. Never waits."""
@@ -233,7 +238,7 @@ class Reach:
         from rmgr.procedures.bootstrap import verify
         from rmgr.runtime.secured import open_zookeeper
 
-        wait_s = self.left_s() or config.cluster.connect_timeout_s
+        wait_s = self.patience_s(config.cluster.connect_timeout_s)
         end = time.monotonic() + wait_s
         coordinator = open_zookeeper(config, self.shown_credentials())
         try:
@@ -273,7 +278,7 @@ class Reach:
         from rmgr.submitter.remote import RemoteAnswers
 
         cluster = self.config().cluster
-        wait_s = self.left_s() or cluster.connect_timeout_s
+        wait_s = self.patience_s(cluster.connect_timeout_s)
         credentials = self.shown_credentials()
         user = self.me if credentials is None else ""
         asks = RemoteAnswers(cluster.gateway, credentials=credentials, user=user, session_timeout_s=cluster.session_timeout_s)
@@ -315,7 +320,7 @@ class Reach:
                 children=[paths.WATCHDOGS],
                 access=[paths.META] if security is not None else [],
                 security=security,
-                timeout_s=self.left_s(SILENCE_S) or SILENCE_S,
+                timeout_s=self.left_s(SILENCE_S),
             )
         except GlanceFailed as why:
             self.detail(f"a glance at ZooKeeper was not enough: {why}")
@@ -364,7 +369,7 @@ class Reach:
             raise NotConnected("no data store is configured", hint="name it: --store sqlite:PATH or RMGR_STORE   (rmgr dev sets it)")
         store = open_store(config.cluster.store, create=False)
         try:
-            timeout_s = min(STORE_READ_S, self.left_s(STORE_READ_S) or STORE_READ_S)
+            timeout_s = self.left_s(STORE_READ_S)
             self._belong_together(store=store.cluster_id(timeout_s=timeout_s) or "")
         except BaseException:
             store.close()

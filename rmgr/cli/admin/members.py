@@ -88,7 +88,7 @@ def join(session: Session, source: str, directory: str | None, endpoints: tuple[
     nonce = _nonce(where, told.invitation)
     asked = endpoints or told.endpoints
     try:
-        timeout_s = session.left_s(20.0) or 20.0
+        timeout_s = session.left_s(20.0)
         name, role, sealed, answered = redeem(asked, invitation.tls_pair(told), nonce.read_text(), timeout_s=timeout_s)
     except PermissionDenied as error:
         nonce.unlink()  # the nonce opens nothing any more
@@ -105,7 +105,7 @@ def join(session: Session, source: str, directory: str | None, endpoints: tuple[
     write_files(bundle, files | endpoints_file(asked), replace=renews)
     listens = ""
     if not config.exists():
-        listens = address_towards(answered, timeout_s=session.left_s(_CONNECT_S) or _CONNECT_S) if role is Role.STARTER else ""
+        listens = address_towards(answered, timeout_s=session.left_s(_CONNECT_S)) if role is Role.STARTER else ""
         config.write_text(_config(told, bundle, listens))
     nonce.unlink(missing_ok=True)
     start = f"rmgr {role} --config {config}"

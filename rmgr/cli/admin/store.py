@@ -87,7 +87,7 @@ def _accept_loss(session: Session, url: str) -> None:
     from rmgr.adapters.stores import open_store
     from rmgr.procedures.bootstrap import read_meta
 
-    wait_s = session.left_s(_WAIT_S) or _WAIT_S
+    wait_s = session.left_s(_WAIT_S)
     coordinator = _connected(session, time.monotonic() + wait_s)
     try:
         meta = read_meta(coordinator)
@@ -135,7 +135,7 @@ def _cassandra(session: Session, url: str, replication_factor: int | None, *, dr
             replication_factor=replication_factor,
             dry_run=dry_run,
             force=force,
-            timeout_s=session.left_s(_WAIT_S) or _WAIT_S,
+            timeout_s=session.left_s(_WAIT_S),
             tell=tell,
         )
     for line in found.advice:
@@ -182,7 +182,7 @@ def schema_lock(session: Session) -> Iterator[Callable[[], None]]:
     from rmgr.coord.ops import membership
     from rmgr.coord.protocol.multi import Committed, Conflict
 
-    end = time.monotonic() + (session.left_s(_WAIT_S) or _WAIT_S)
+    end = time.monotonic() + session.left_s(_WAIT_S)
     coordinator = _connected(session, end)
     try:
         coordinator.ensure([paths.LOCKS])

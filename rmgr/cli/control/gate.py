@@ -240,7 +240,7 @@ def _update(session: Session, number: int, terms: Terms) -> tuple[dict[str, Any]
     from rmgr.model.submission import Phase
 
     signer = session.signer()
-    timeout_s = session.left_s(30.0) or 30.0
+    timeout_s = session.left_s(30.0)
     ended = "{} has ended {}: nothing of it can be changed"
     try:
         done = update(session.asks(), number, terms, signer=signer, timeout_s=timeout_s)

@@ -116,7 +116,7 @@ def _ask(session: Session, user: str) -> UseAnswer:
         credentials = session.shown_credentials()
         role = Role.SUBMITTER if via else Role.WATCHDOG
         own = session.me if credentials is None else ""
-        client = UseClient(endpoint, role=role, credentials=credentials, timeout_s=session.left_s(5.0) or 5.0, user=own)
+        client = UseClient(endpoint, role=role, credentials=credentials, timeout_s=session.left_s(5.0), user=own)
         try:
             return client.use((user,), fresh=True)
         except Unavailable as error:

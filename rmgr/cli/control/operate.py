@@ -255,7 +255,7 @@ def _running(session: Session, selector: str) -> tuple[Submission, Sequence[Task
 
 def _order_moves(session: Session, asked: Sequence[tuple[str, _Order]]) -> list[StopRequest | RmgrError]:
     """Gives all orders at once: each takes as long as its job."""
-    timeout_s = session.left_s(_PATIENCE_S) or _PATIENCE_S
+    timeout_s = session.left_s(_PATIENCE_S)
     if not session.query().has_leader():
         session.note("no WatchDog leads just now: the one that will is asked")
     elif isinstance(asked[0][1], questions.MoveTask):

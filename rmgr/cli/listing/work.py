@@ -344,9 +344,9 @@ def purge(session: Session, age_us: int | None, before_us: int | None, user: str
         for_operators(session, "purging the history")
     store = session.data_store()
     users: Counter[str] = Counter()
-    for view in _views_of_user(session, ended_before(store, limit_us, on_unreadable=session.note, timeout_s=_left_s(session)), user):
+    for view in _views_of_user(session, ended_before(store, limit_us, on_unreadable=session.note, timeout_s=session.left_s(30.0)), user):
         if not dry_run:
-            forget(store, view, timeout_s=_left_s(session))
+            forget(store, view, timeout_s=session.left_s(30.0))
         users[view.user] += 1
     told = [{"user": name, "submissions": count} for name, count in sorted(users.items())]
     removed = 0 if dry_run else users.total()
@@ -363,7 +363,3 @@ def _views_of_user(session: Session, views: Iterator[JobView], user: str | None)
         session.left_s()  # raises when --timeout has run out
         if user is None or view.user == user:
             yield view
-
-
-def _left_s(session: Session) -> float:
-    return session.left_s(30.0) or 30.0

@@ -74,7 +74,7 @@ def draw(session: Session, once: Callable[[], None], *, watch: bool) -> None:
                 sys.stdout.write(paint(f"{clock(now_us()):>{columns_of_terminal() - 1}}", "dim", sys.stdout) + "\n")
             once()
             sys.stdout.flush()
-            time.sleep(session.left_s(_INTERVAL_S) or _INTERVAL_S)
+            time.sleep(session.left_s(_INTERVAL_S))
     except KeyboardInterrupt:
         return
 

@@ -144,7 +144,7 @@ def _submit_calls(session: Session, record: Submission, positions: list[int], gi
     if afterwards.dry_run:
         raise UsageError(f"--dry-run is for commands, and {record.id} has functions of a Python program", hint=f"rmgr show {record.id}")
     with connect(config=session.config()) as connection:
-        made = TaskQueue.attach(record.id, connection=connection).rerun_failed(positions, timeout=session.left_s(60.0) or 60.0, **options)
+        made = TaskQueue.attach(record.id, connection=connection).rerun_failed(positions, timeout=session.left_s(60.0), **options)
         sent = Sent(submission=replace(record, id=made.id), tasks=len(made), created=True)
     submitting.follow_up(session, sent, afterwards, again=record.id)
 
@@ -156,7 +156,7 @@ def _read_stored(session: Session, number: int, trust: str) -> tuple[Submission,
     """
     from rmgr.submitter.questions import ReadRecord
 
-    timeout_s = session.left_s(10.0) or 10.0
+    timeout_s = session.left_s(10.0)
     try:
         found = session.ask(ReadRecord(number=number))
     except NotFound:

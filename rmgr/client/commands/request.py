@@ -285,7 +285,7 @@ def lines_of(reach: Reach, record: Submission, positions: Sequence[int], total: 
             raise DataLost(why, hint="submit them anew: --each-line")
         return (b"",) * len(positions)
     key = keys.upload(record.entries)
-    found = reach.data_store().get_noted_many([key], largest=MAX_UPLOAD_BYTES, timeout_s=reach.left_s(30.0) or 30.0).get(key)
+    found = reach.data_store().get_noted_many([key], largest=MAX_UPLOAD_BYTES, timeout_s=reach.left_s(30.0)).get(key)
     data = found[0] if found is not None else None
     if data is None or hashlib.sha256(data).hexdigest() != record.entries:
         raise DataLost(f"the lines of submission {record.id} are not in the data store as they were", hint="submit them anew: --each-line")

@@ -232,7 +232,7 @@ def shipped(reach: Reach, draft: CheckedRequest) -> Submission:
 
 
 def _commit(reach: Reach, record: Submission, draft: CheckedRequest) -> Sent:
-    deadline_s = machine.monotonic() + (reach.left_s() or _SUBMIT_S)
+    deadline_s = machine.monotonic() + reach.patience_s(_SUBMIT_S)
     blocks = blocks_of(record, draft.payloads)
     if blocks is None or output_files(draft):
         return send_in_parts(reach, reach.submitter(), record, draft, deadline_s)
@@ -276,7 +276,7 @@ def send_in_parts(reach: Reach, submitter: Engine, record: Submission, draft: Ch
     try:
         if output_files(draft):
             pointers = _pointers(draft, handle.number, handle.guid)
-            submitter.values.claim_outputs(pointers, overwrite=draft.is_again, timeout=reach.left_s(30.0) or 30.0)
+            submitter.values.claim_outputs(pointers, overwrite=draft.is_again, timeout=reach.left_s(30.0))
         handle.add(TaskSpec(resubmit=record.resubmit, retries=record.retries), list(draft.payloads))
         handle.complete()
         handle.flush(seconds_left(deadline_s))
@@ -344,7 +344,7 @@ def check_inputs(reach: Reach, names: Iterable[str]) -> None:
         return
     from rmgr.coord.decisions.rights import TRUST_ANYBODY
 
-    values, wait_s = reach.values(), reach.left_s(30.0) or 30.0
+    values, wait_s = reach.values(), reach.left_s(30.0)
     for key in names:
         values.check_input(key, trust=(TRUST_ANYBODY,), timeout=wait_s)  # a file of bytes, never unpickled
         if reach.data_store().head(keys.named(key), timeout_s=wait_s) is None:
@@ -358,7 +358,7 @@ def check_outputs(reach: Reach, draft: Submission, tasks: int) -> None:
     command = draft.command
     if command is None or not command.output_files:
         return
-    values, wait_s = reach.values(), reach.left_s(30.0) or 30.0
+    values, wait_s = reach.values(), reach.left_s(30.0)
     for key, _ in command.output_files:
         names = [output_key(key, draft, 0, position) for position in range(tasks if "%a" in key else 1)] if "%j" not in key else []
         if tasks > 1 and "%a" not in key:
@@ -420,7 +420,7 @@ def check_store(reach: Reach) -> None:
     """Raises StoreUnavailable if outputs could not be stored: accepted work would only fill the nodes' disks."""
     from rmgr.procedures.bootstrap import STORE_READ_S, not_submitted, require_store
 
-    timeout_s = min(STORE_READ_S, reach.left_s(STORE_READ_S) or STORE_READ_S)
+    timeout_s = reach.left_s(STORE_READ_S)
     try:
         store = reach.data_store()
     except StoreUnavailable as error:
@@ -588,7 +588,7 @@ def _too_large(name: str, size: int) -> ValueTooLarge:
 
 def _store(reach: Reach, data: bytes) -> str:
     digest = hashlib.sha256(data).hexdigest()
-    put_content(reach.data_store(), keys.upload(digest), data, timeout_s=reach.left_s(30.0) or 30.0)
+    put_content(reach.data_store(), keys.upload(digest), data, timeout_s=reach.left_s(30.0))
     return digest
 
 
@@ -670,7 +670,7 @@ def send_all(reach: Reach, entries: Sequence[ListedJob], drafts: Sequence[Checke
 
     records = [shipped(reach, draft) for draft in drafts]
     check_store(reach)
-    deadline_s = machine.monotonic() + (reach.left_s() or _LIST_S)
+    deadline_s = machine.monotonic() + reach.patience_s(_LIST_S)
     submitter = reach.submitter()
     mine = token or machine.guid()
     handle = submitter.open(_anchor(drafts[0].record, mine, name), SilentListener(), timeout_s=seconds_left(deadline_s))

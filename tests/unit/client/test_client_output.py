@@ -117,9 +117,6 @@ class Scene:
     def data_store(self) -> MemoryStore:
         return self.store
 
-    def left_s(self, most: float | None = None) -> float | None:
-        return most
-
     def note(self, text: str) -> None:
         self.notes.append(text)
 

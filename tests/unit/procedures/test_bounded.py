@@ -173,7 +173,7 @@ class Host:
     def data_store(self) -> SparingStore:
         return self.store
 
-    def left_s(self, most: float | None = None) -> float | None:
+    def left_s(self, most: float) -> float:
         return most
 
     def note(self, text: str) -> None:
