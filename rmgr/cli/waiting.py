@@ -27,7 +27,7 @@ from rmgr.cli.session.errors import INTERRUPTED
 from rmgr.cli.session.tables import filter_options, positions_of
 from rmgr.cli.words.params import WORK_EXITS, exit_code_of, highest
 from rmgr.cli.words.selectors import Filter, parse, resolve, targets_of
-from rmgr.client.logs import read_end, tail_of
+from rmgr.client.logs import EndedTask, read_end, tail_of
 from rmgr.coord.decisions.keeping import is_branch_not_taken
 from rmgr.coord.decisions.progress import EndFold, was_cancelled
 from rmgr.coord.protocol.keys import STREAMS
@@ -180,23 +180,17 @@ def items_of(followed: AwaitedSubmission) -> Sequence[dict[str, object]]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FollowedEnd:
+class FollowedEnd(EndedTask):
     """The end of one task."""
 
-    submission: int
-    position: int
     index: int  #: the number that people see
     state: State
     reason: str
     exit_code: int | None
     node: str
-    attempt: int
     error: str
     started_us: int = 0
-    ended_us: int = 0
     max_rss_kib: int = 0
-    log: tuple[bytes, bytes] = (b"", b"")
-    log_parts: tuple[int, int] = (0, 0)
 
     @property
     def id(self) -> str:
@@ -526,7 +520,7 @@ def _tail(session: Session, end: FollowedEnd) -> list[str]:
     """Returns the last lines of stderr, or of stdout if stderr is empty."""
     for stream in reversed(STREAMS):
         try:
-            lines = tail_of(list(read_end(session, end.submission, end, stream)), TAIL_LINES)
+            lines = tail_of(list(read_end(session, end, stream)), TAIL_LINES)
         except RmgrError as error:
             return [f"(its output cannot be read: {error.message})"]
         if lines:
@@ -560,7 +554,7 @@ def fetch_files(session: Session, item: AwaitedSubmission) -> None:
                 if len(item.ends) > 1 and not has_own_name(pattern):
                     session.note(f"{option} {target} stays on the nodes: several tasks write into it, %a gives each its own")
                     break
-                parts = read_end(session, end.submission, end, stream)
+                parts = read_end(session, end, stream)
                 with target.open("ab") as file:
                     file.writelines(parts)
                 started.add(str(target))

@@ -100,21 +100,8 @@ class Executor(stdlib.Executor):
         if output not in {"echo", "live", "log"}:
             raise ValueError(f"output must be 'echo', 'live' or 'log', not {output!r}")
         self._cap = max_workers
-        options = Options(
-            queue=queue,
-            name=name or "executor",  # until its first call
-            cores=cores,
-            memory=memory,
-            time=time,
-            features=features,
-            resources=resources,
-            priority=priority,
-            retries=retries,
-            backoff=backoff,
-            resubmit=resubmit,
-            on_disconnect=on_disconnect,
-            python=python,
-        )
+        named = {"name": name or "executor", "python": python}  # until its first call
+        options = Options(**{key: asked[key] for key in OF_CALLS} | named)
         connection = connection or connect()
         self._variants: Variants[Executor] = Variants(partial(Executor, connection=connection), asked, OF_CALLS)
         self._core = core = Core(

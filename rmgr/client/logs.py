@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from rmgr.coord.protocol import keys
 from rmgr.coord.protocol.keys import STREAMS
@@ -45,21 +45,21 @@ _PARTS_A_READ = 16
 _FIRST_LOOK_S, _SLOWEST_LOOK_S = 0.03, 1.0
 
 
-class EndedTask(Protocol):
-    """End of a task: its id for people, its last attempt, and where its output is."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndedTask:
+    """End of a task: its last attempt, and where the output of that is: parts in the store, then `log`; of (stdout, stderr)."""
+
+    submission: int
+    position: int
+    attempt: int
+    ended_us: int = 0
+    log: tuple[bytes, bytes] = (b"", b"")
+    log_parts: tuple[int, int] = (0, 0)
 
     @property
-    def id(self) -> str: ...
-    @property
-    def position(self) -> int: ...
-    @property
-    def attempt(self) -> int: ...
-    @property
-    def log(self) -> tuple[bytes, bytes]: ...
-    @property
-    def log_parts(self) -> tuple[int, int]: ...
-    @property
-    def ended_us(self) -> int: ...
+    def id(self) -> str:
+        """The id of the task: `42_7`."""
+        return f"{self.submission}_{self.position}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +184,7 @@ class LiveOutput:
             if name not in self._streams_wanted:
                 continue
             gaps: list[Placed] = []
-            for fresh in unseen(read_end(self._reach, self._number, end, name), skip, on_gap=gaps.append):
+            for fresh in unseen(read_end(self._reach, end, name), skip, on_gap=gaps.append):
                 if fresh:
                     yield OutputPiece(self._number, end.position, end.attempt, name, fresh, now_us)
             if gaps:
@@ -378,11 +378,11 @@ def claims_of(reach: NodeReach, number: int) -> list[NodeClaims]:
 # -- output of ended attempts --------------------------------------------------------------------------------------------------
 
 
-def read_end(reach: NodeReach, number: int, end: EndedTask, stream: str) -> Iterator[bytes]:
+def read_end(reach: NodeReach, end: EndedTask, stream: str) -> Iterator[bytes]:
     """Yields one stream of an ended task as `read_ended` does; asks for the store only if parts of the stream are in it."""
     at = STREAMS.index(stream)
     store = reach.data_store() if end.log_parts[at] else None
-    return read_ended(store, number, end.position, end.attempt, stream, parts=end.log_parts[at], rest=end.log[at])
+    return read_ended(store, end.submission, end.position, end.attempt, stream, parts=end.log_parts[at], rest=end.log[at])
 
 
 def read_ended(store: Store | None, number: int, position: int, attempt: int, stream: str, *, parts: int, rest: bytes) -> Iterator[bytes]:

@@ -10,11 +10,10 @@ import queue
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
 from rmgr.client.futures import Deadline, Future, giving_slot_back
-from rmgr.client.logs import Line, LineCutter, LiveOutput, OutputPiece, claims_of, read_flushed
+from rmgr.client.logs import EndedTask, Line, LineCutter, LiveOutput, OutputPiece, claims_of, read_flushed
 from rmgr.client.progress import shown_on
 from rmgr.coord.protocol import keys
 from rmgr.coord.protocol.keys import STREAMS
@@ -71,9 +70,10 @@ def _lines(source: Tasks, futures: list[Future], streams: tuple[str, ...], *, fo
             for piece in live.pieces():
                 yield from cutter.take(piece)
             for index in [index for index, future in left.items() if future.done()]:
-                end = OutputEnd.of(left.pop(index))
-                for piece in live.ended(end) if end is not None else ():
-                    yield from cutter.take(piece)
+                settled = left.pop(index).settled
+                if settled is not None and settled.attempt:  # it ran, and its end is known
+                    for piece in live.ended(_end_of(source.number, settled.outcome, settled.attempt)):
+                        yield from cutter.take(piece)
                 yield from cutter.rest(index)
             if not left or not follow:
                 break
@@ -121,25 +121,8 @@ def _stored_so_far(
                     yield OutputPiece(number, index, block.attempt, name, data)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OutputEnd:
-    """End of a task, as far as its output is concerned."""
-
-    id: str
-    position: int
-    attempt: int
-    log: tuple[bytes, bytes]
-    log_parts: tuple[int, int]
-    ended_us: int = 0
-
-    @classmethod
-    def of(cls, future: Future) -> OutputEnd | None:
-        """Returns the end of a task; None if it never ran, or its end is not known."""
-        settled = future.settled
-        if settled is None or not settled.attempt:
-            return None
-        outcome = settled.outcome
-        return cls(id=future.task_id, position=future.index, attempt=settled.attempt, log=outcome.log, log_parts=outcome.log_parts)
+def _end_of(number: int, outcome: Outcome, attempt: int) -> EndedTask:
+    return EndedTask(submission=number, position=outcome.index, attempt=attempt, log=outcome.log, log_parts=outcome.log_parts)
 
 
 class ConnectionReach:
@@ -283,12 +266,10 @@ class LiveEcho:
         return _ECHO_TICK_S
 
     def _end(self, live: LiveOutput, cutter: LineCutter, outcome: Outcome, attempt: int) -> None:
-        number, index = self._core.number, outcome.index
-        end = OutputEnd(id=f"{number}_{index}", position=index, attempt=attempt, log=outcome.log, log_parts=outcome.log_parts)
         with contextlib.suppress(RmgrError):  # `rmgr logs` shows it once the store is back
-            for piece in live.ended(end):
+            for piece in live.ended(_end_of(self._core.number, outcome, attempt)):
                 self.show(cutter.take(piece))
-        self.show(cutter.rest(index))
+        self.show(cutter.rest(outcome.index))
 
     def show(self, lines: Iterable[Line]) -> None:
         several = self._core.handle is not None and self._core.handle.next_index > 1

@@ -155,7 +155,7 @@ def _output_so_far(session: Session, task: TaskView, streams: Sequence[str], att
     now_us = time.time_ns() // 1000
     if end is not None and end.attempt == wanted:
         for name in streams:
-            for data in read_end(session, task.submission, end, name):
+            for data in read_end(session, end, name):
                 yield _piece(task, wanted, name, data, end.ended_us)
         return
     if not task.state.is_final and wanted == task.attempt and task.node:

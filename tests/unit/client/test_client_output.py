@@ -14,8 +14,8 @@ from typing import Any, TypeVar, cast
 import pytest
 
 from rmgr.client import logs
-from rmgr.client.logs import LineCutter, LiveOutput, OutputPiece
-from rmgr.client.output import LiveEcho, LongEcho, OutputEnd, write
+from rmgr.client.logs import EndedTask, LineCutter, LiveOutput, OutputPiece
+from rmgr.client.output import LiveEcho, LongEcho, write
 from rmgr.client.progress import shown_on
 from rmgr.coord.decisions.rights import ANYBODY
 from rmgr.coord.protocol import keys, paths
@@ -149,8 +149,8 @@ def looked(output: LiveOutput) -> list[tuple[int, str, bytes]]:
     return [(piece.position, piece.stream, piece.data) for piece in output.pieces()]
 
 
-def end(position: int, parts: int, rest: bytes) -> OutputEnd:
-    return OutputEnd(id=f"{NUMBER}_{position}", position=position, attempt=1, log=(rest, b""), log_parts=(parts, 0))
+def end(position: int, parts: int, rest: bytes) -> EndedTask:
+    return EndedTask(submission=NUMBER, position=position, attempt=1, log=(rest, b""), log_parts=(parts, 0))
 
 
 def test_parts_come_as_the_store_gets_them_once_and_it_is_said_once(scene: Scene) -> None:
