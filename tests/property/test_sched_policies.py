@@ -15,8 +15,7 @@ from rmgr.sched.policies.searches import REST
 from rmgr.sched.policy import Stage
 from rmgr.sched.queue_class import QueueClass
 from rmgr.sim.laws.check import Tried, starved, told, tried, waived
-from rmgr.sim.laws.drive import Budget, Drive
-from rmgr.sim.laws.world import SmallWorld
+from rmgr.sim.laws.world import Budget, Drive, SmallWorld
 
 Pipeline = tuple[Stage, ...]
 

@@ -14,7 +14,7 @@ from rmgr.sched.records import Answered, Call, Demand, Link, Server
 from rmgr.sched.state.cluster import ClusterState, Snapshot
 from rmgr.sim.engine.world import shuffled
 from rmgr.sim.laws.check import Finding, LawsReport, waived
-from rmgr.sim.laws.drive import Budget, OutOfTime
+from rmgr.sim.laws.world import Budget, OutOfTime
 
 PARTITION = "calls"
 LAWS = {

@@ -27,8 +27,22 @@ from rmgr.sched.records import Gang
 from rmgr.sched.state.cluster import ClusterState, Snapshot
 from rmgr.sched.tree.shape import Tree
 from rmgr.sim.engine.world import shuffled
-from rmgr.sim.laws.drive import MOST_PASSES, Budget, Drive, OutOfTime, StoryLine, StoryStay, described, where
-from rmgr.sim.laws.world import QUEUES, LawsJob, Seeded, SmallWorld, shrunk, world_of
+from rmgr.sim.laws.world import (
+    MOST_PASSES,
+    QUEUES,
+    Budget,
+    Drive,
+    LawsJob,
+    OutOfTime,
+    Seeded,
+    SmallWorld,
+    StoryLine,
+    StoryStay,
+    described,
+    shrunk,
+    where,
+    world_of,
+)
 
 #: Most attempts to shrink a world; fewer for a policy that uses up its whole time budget in every pass.
 TRIES = 400
