@@ -116,8 +116,7 @@ def require_parts() -> None:
 def _require_driver() -> None:
     driver = importlib.util.find_spec("cassandra")
     if driver is None or driver.origin is None:  # a directory of that name on the path is not the driver
-        msg = "Cassandra's driver for Python is missing"
-        raise Unavailable(msg, hint="pip install 'cassandra-driver>=3.30,<4'")
+        raise Unavailable("Cassandra's driver for Python is missing", hint="pip install 'cassandra-driver>=3.30,<4'")
 
 
 def missing_parts() -> str | None:
@@ -161,8 +160,7 @@ def java() -> str:
             return program
         if release:
             found.append(f"{program} is Java {release}")
-    msg = f"Cassandra {RELEASE} needs Java 17: {'; '.join(found) or 'there is none here'}"
-    raise Unavailable(msg, hint=_HOW_JAVA)
+    raise Unavailable(f"Cassandra {RELEASE} needs Java 17: {'; '.join(found) or 'there is none here'}", hint=_HOW_JAVA)
 
 
 @functools.cache

@@ -34,7 +34,7 @@ from rmgr.dev.zookeeper import ServerTls, ZooKeeperEnsemble, ZooKeeperServer
 from rmgr.errors import ConfigError, RmgrError, StateConflict, Unavailable, WrongCluster
 from rmgr.model.identity import Role
 from rmgr.model.node import NodeState
-from rmgr.model.units import format_duration
+from rmgr.model.units import counted, format_duration
 from rmgr.procedures.snapshot import read_snapshot
 from rmgr.runtime.secured import close_zookeeper, credentials_of, zookeeper_options
 
@@ -164,8 +164,8 @@ class DevCluster:
                 self.cassandra.wait_ready(max(1.0, end - time.monotonic()))
                 self._init_store(end, report)
             nodes, cores, watchdogs = self._counts
-            calls = f", a gateway and {_several(self._servers, 'server')}" if self._servers else ""
-            report(f"starting {_several(watchdogs, 'WatchDog')} and {_several(nodes, 'Starter')}{calls}")
+            calls = f", a gateway and {counted(self._servers, 'server')}" if self._servers else ""
+            report(f"starting {counted(watchdogs, 'WatchDog')} and {counted(nodes, 'Starter')}{calls}")
             for number in range(1, watchdogs + 1):
                 self.start_watchdog(f"w{number}")
             for number in range(1, nodes + 1):
@@ -190,7 +190,7 @@ class DevCluster:
         """
         was, asked = old.zookeeper.count(",") + 1, self.state.zookeeper.count(",") + 1
         if was != asked:
-            what, fix = f"has {was} ZooKeeper server{'s' if was > 1 else ''}, not {asked}", f"rmgr dev --zookeepers {was}"
+            what, fix = f"has {counted(was, 'ZooKeeper server')}, not {asked}", f"rmgr dev --zookeepers {was}"
         elif old.security and not self.state.security:  # an open cluster may become secured: its WatchDogs secure the tree
             what, fix = "is secured", "rmgr dev without RMGR_DEV_OPEN"
         elif old.store.partition(":")[0] != self.state.store.partition(":")[0]:
@@ -446,10 +446,6 @@ class DevCluster:
         others = tuple(process for process in self.state.processes if process.id != name)
         self.state = replace(self.state, processes=(*others, keeper.DevProcess.of(role, name, pid)))
         keeper.write_state(self.state)
-
-
-def _several(count: int, name: str) -> str:
-    return f"{count} {name}{'s' if count != 1 else ''}"
 
 
 class DevSecurity:

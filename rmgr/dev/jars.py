@@ -57,8 +57,7 @@ def fetch(name: str, *, report: Callable[[str], None], timeout_s: float = _FETCH
         return target
     maven = shutil.which("mvn")
     if maven is None:
-        msg = f"{what} is to be fetched into {target}, and Maven (mvn), which does that, is missing"
-        raise Unavailable(msg, hint=_MAVEN)
+        raise Unavailable(f"{what} is to be fetched into {target}, and Maven (mvn), which does that, is missing", hint=_MAVEN)
     report(f"fetching {what} from Maven Central into {target}")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)

@@ -45,8 +45,7 @@ def free_port(host: str = "127.0.0.1") -> int:
         if port not in _GIVEN:  # the kernel's choice may be one of them
             _GIVEN.append(port)
             return port
-    msg = f"no free port on {host}"
-    raise Unavailable(msg)
+    raise Unavailable(f"no free port on {host}")
 
 
 class ServerProcess(ABC):

@@ -131,8 +131,7 @@ class ZooKeeperServer(ServerProcess):
         """See `ServerProcess`."""
         program = java()
         if program is None:
-            msg = "ZooKeeper needs Java: no `java` on PATH nor in JAVA_HOME"
-            raise Unavailable(msg, hint=HOW_TO_INSTALL)
+            raise Unavailable("ZooKeeper needs Java: no `java` on PATH nor in JAVA_HOME", hint=HOW_TO_INSTALL)
         return [
             program,
             "-Xms8m",
@@ -320,8 +319,7 @@ def class_path(release: str = "") -> str:
 
 def _directory(where: Path, hint: str, name: str = "") -> str:
     if not any(where.glob("zookeeper*.jar")):
-        msg = f"{name}{where} holds no zookeeper*.jar"
-        raise Unavailable(msg, hint=hint)
+        raise Unavailable(f"{name}{where} holds no zookeeper*.jar", hint=hint)
     return str(where / "*")
 
 

@@ -13,11 +13,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rmgr.errors import UsageError
+from rmgr.model.units import counted
 from rmgr.sched.tree.shape import Tree
 from rmgr.sim.calls.runs import CallRow
 from rmgr.sim.plots import canvas
 from rmgr.sim.plots.canvas import Axes, Figure, TimeAxis
-from rmgr.sim.plots.reading import SPELLS, Floats, Integers, LiveSlots, QueueTree, Run, TimeWindow, counted
+from rmgr.sim.plots.reading import SPELLS, Floats, Integers, LiveSlots, QueueTree, Run, TimeWindow
 
 #: More rectangles than this are drawn as an image, since each would be thinner than a dot.
 MOST_RECTANGLES = 4000

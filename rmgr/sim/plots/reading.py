@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rmgr.errors import UNREADABLE_TEXT, ConfigError, UsageError
+from rmgr.model.units import counted
 from rmgr.sched.parameters import parameters_of, read_values
 from rmgr.sched.policies.dqt import Dqt
 from rmgr.sim.papers import report
@@ -405,11 +406,6 @@ class Columns:
 def policy_name(policy: str) -> str:
     """Returns the name of a policy in pictures; for a file, its name without directory and ending."""
     return Path(policy).stem if policy.endswith((".py", ".toml")) else policy
-
-
-def counted(count: int, what: str) -> str:
-    """Returns a count in words: `1 job`, `50,000 jobs`."""
-    return f"{count:,} {what}{'' if count == 1 else 's'}"
 
 
 def labels_of(runs: Sequence[Run]) -> list[str]:
