@@ -145,7 +145,6 @@ class _Bench:
         """Measures picks as `pick`, while 10,000 jobs wait for a full node."""
         count = self.plan.count(_WAITING)
         with connected(self.calls.cluster) as connection:
-            assert isinstance(connection.submitter, Engine)
             self.plan.progress(f"queueing {count} jobs")
             ends = [self._submit(connection.submitter, *jobs) for jobs in ((1, 2, ("/bin/sleep", "3600")), (count, 1, ("/bin/true",)))]
             rows = self._picks(f"... beside {count:,} waiting jobs")

@@ -36,7 +36,6 @@ from rmgr.bench.measuring import SAME_RUN, MeasuringPlan, Row, connected, over, 
 from rmgr.bench.reality import PARTITION, Played, WorkloadStage, command_draft, compare, pipeline_with, send, simulated
 from rmgr.client.connection import Connection
 from rmgr.client.specs import Options
-from rmgr.client.submission.engine import Engine
 from rmgr.coord import validity
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.records import decode_record, encode_record
@@ -94,7 +93,6 @@ class _Job:
 
 class _Bench:
     def __init__(self, plan: MeasuringPlan, cluster: DevCluster, connection: Connection, directory: Path) -> None:
-        assert isinstance(connection.submitter, Engine)
         self._plan, self._cluster, self._engine, self._directory = plan, cluster, connection.submitter, directory
         assert connection.coordinator is not None
         self._coordinator = connection.coordinator

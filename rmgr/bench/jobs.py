@@ -115,7 +115,6 @@ class _Used:
 
 class _Bench:
     def __init__(self, plan: MeasuringPlan, cluster: DevCluster, connection: Connection, directory: Path, cores: int) -> None:
-        assert isinstance(connection.submitter, Engine)
         self._plan, self._cluster, self._connection, self._directory = plan, cluster, connection, directory
         self._engine = connection.submitter
         self._setup = SETUP % cores
@@ -328,7 +327,6 @@ def published(plan: MeasuringPlan) -> list[Row]:
         ):
             starters.told("ready")
             with connected(cluster) as connection:
-                assert isinstance(connection.submitter, Engine)
                 live = _Live(cluster, connection.submitter)
                 plan.progress(f"placing {nodes} jobs that fill the nodes, then {pending} that wait")
                 live.submit(nodes, processes=_PUBLISHED_CORES, hours=2)

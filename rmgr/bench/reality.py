@@ -32,6 +32,7 @@ from rmgr.bench.measuring import MeasuringPlan, Row, connected, over, row, scrat
 from rmgr.client.connection import Connection
 from rmgr.client.specs import Options, draft_of
 from rmgr.client.submission.engine import Engine
+from rmgr.client.submission.handle import SilentListener
 from rmgr.client.submission.packing import Buffer, TaskSpec, block_of
 from rmgr.dev.cluster import DevCluster
 from rmgr.errors import RmgrError, Unavailable
@@ -318,7 +319,6 @@ class WorkloadStage:
     """
 
     def __init__(self, connection: Connection, *, queue: str = _QUEUE) -> None:
-        assert isinstance(connection.submitter, Engine)
         self._engine = connection.submitter
         self._queue = queue
 
@@ -383,7 +383,7 @@ def pipeline_with(name: str, document: Mapping[str, object]) -> PipelineSpec:
     return PipelineSpec(partition=PARTITION, document=json.dumps(document, sort_keys=True), name=name)
 
 
-class _End:
+class _End(SilentListener):
     """Waits for the end of one job."""
 
     def __init__(self, number: int) -> None:
@@ -395,9 +395,6 @@ class _End:
         """See `handle.Listener`. Called on the Submitter's thread."""
         self._found = (fragment, outcomes[0])
         self.over.set()
-
-    def on_progress(self) -> None:
-        """See `handle.Listener`."""
 
     def on_dead(self, error: RmgrError) -> None:
         """See `handle.Listener`."""

@@ -19,7 +19,6 @@ from rmgr.bench.measuring import connected
 from rmgr.bench.reality import command_draft, send
 from rmgr.client.connection import Connection
 from rmgr.client.specs import Options
-from rmgr.client.submission.engine import Engine
 from rmgr.dev.cluster import DevCluster
 from rmgr.model.submission import Rigid
 from rmgr.runtime import machine
@@ -149,7 +148,6 @@ def are_known(sh: Shell, numbers: Iterable[int]) -> bool:
 
 def submit(connection: Connection, job: WorkloadJob, queue: str, directory: Path, *, submitted_us: int, moves: bool) -> int:
     engine = connection.submitter
-    assert isinstance(engine, Engine)
     options = Options(queue=queue, name=f"job-{job.number}", cores=job.threads, time=job.estimate_us / 1e6)
     argv = ("/bin/sh", "-c", _JOB, "sh", str(directory), str(job.number))
     draft = command_draft(engine, argv, options, rigid=Rigid(processes=job.processes, checkpoint=moves))

@@ -17,7 +17,6 @@ from rmgr.bench.reality import command_draft
 from rmgr.client.commands.request import CommandOptions, CommandRequest
 from rmgr.client.commands.sending import CheckedRequest, send_in_parts
 from rmgr.client.specs import Options
-from rmgr.client.submission.engine import Engine
 from rmgr.client.submission.handle import SubmissionHandle
 from rmgr.client.taskqueue import TaskQueue
 from rmgr.client.tasks import when_dropped
@@ -156,7 +155,6 @@ def test_ctrl_c_ends_a_command_of_many_parts_even_if_it_cannot_be_cancelled(
 
     with cluster.connect() as connection:
         engine = connection.submitter
-        assert isinstance(engine, Engine)
 
         def ask(question: CancelSubmission, timeout_s: float) -> object:
             limits.append(timeout_s)
