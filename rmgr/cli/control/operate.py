@@ -16,7 +16,7 @@ import click
 from rmgr.cli.display.render import emit
 from rmgr.cli.session import Session, WorkEnded, command
 from rmgr.cli.session.tables import named_nodes, positions_of
-from rmgr.cli.words.params import DURATION_US, nearest
+from rmgr.cli.words.params import DURATION_US, missing
 from rmgr.cli.words.selectors import parse_one, resolve
 from rmgr.coord.decisions.rights import Person, check_operator
 from rmgr.errors import DeadlineExceeded, Infeasible, NotFound, PermissionDenied, RmgrError, StateConflict, Unavailable
@@ -182,7 +182,7 @@ def _ids_of_jobs(session: Session, jobs: Sequence[tuple[int, int]]) -> dict[tupl
 def _ask_jobs(session: Session, selector: str, *, stays: bool = False, to: str = "", grace_us: int) -> None:
     record, tasks = _running(session, selector)
     if to and to not in (known := {node.id for node in session.query().nodes()}):
-        raise NotFound(f"there is no node {to!r}", hint=nearest("node", to, known, listed_by="rmgr nodes").hint)
+        raise missing("node", to, known, listed_by="rmgr nodes")
     asked = [
         (
             str(record.id) if not record.array and task.position == 0 else task.id,

@@ -20,8 +20,8 @@ from rmgr.cli.control.settings import text_of, warn_of_pulls
 from rmgr.cli.display.render import Column, Layout, clock, emit, iso, table
 from rmgr.cli.session import Session, command, command_group
 from rmgr.cli.session.errors import WorkEnded
-from rmgr.cli.words.params import DURATION, PARAMETER, nearest
-from rmgr.errors import ConfigError, NotFound, UsageError
+from rmgr.cli.words.params import DURATION, PARAMETER, missing
+from rmgr.errors import ConfigError, UsageError
 from rmgr.model.queue import FAIR, FIFO, ClusterSettings, Dispatch, PipelineSpec, QueueSpec
 from rmgr.model.servers import CALLS, DEFAULT_CALL_POLICY
 
@@ -75,8 +75,7 @@ def show(session: Session, queue: str | None, partition: str) -> None:
     if partition and partition != CALLS:
         known = {item.partition for item in settings.queues} | {CALLS}
         if partition not in known:
-            error = nearest("partition", partition, sorted(known), listed_by="rmgr policy show")
-            raise NotFound(error.message, hint=error.hint)
+            raise missing("partition", partition, known, listed_by="rmgr policy show")
     if partition:
         shown = [item for item in shown if item.partition == partition]
     if partition == CALLS or (not queue and not partition and settings.pipeline(CALLS) is not None):
@@ -182,8 +181,7 @@ def _partition(settings: ClusterSettings, given: str) -> str:
                 f"no queue places jobs in partition {given}: Starters take its work",
                 hint='a queue with dispatch = "place" first: rmgr config apply',
             )
-        error = nearest("partition", given, [*placed, CALLS], listed_by="rmgr policy show")
-        raise NotFound(error.message, hint=error.hint)
+        raise missing("partition", given, [*placed, CALLS], listed_by="rmgr policy show")
     if len(placed) == 1:
         return next(iter(placed))
     if not placed:
@@ -285,6 +283,5 @@ def _check_queues(session: Session, partition: str) -> None:
 def _queue(settings: ClusterSettings, name: str) -> QueueSpec:
     spec = settings.queue(name)
     if spec is None:
-        error = nearest("queue", name, [queue.name for queue in settings.queues], listed_by="rmgr queues")
-        raise NotFound(error.message, hint=error.hint)
+        raise missing("queue", name, [queue.name for queue in settings.queues], listed_by="rmgr queues")
     return spec

@@ -11,7 +11,7 @@ import click
 
 from rmgr.cli.display.render import Layout, clock, columns_of_terminal, now_us, paint
 from rmgr.cli.session.commands import Session
-from rmgr.cli.words.params import STATES, nearest, parse_nodes
+from rmgr.cli.words.params import STATES, missing, parse_nodes
 from rmgr.cli.words.selectors import Filter, Target, parse_one, resolve
 from rmgr.errors import NotFound
 from rmgr.model.submission import parse_array
@@ -96,8 +96,8 @@ def named_nodes(words: Sequence[str], found: Sequence[NodeView]) -> list[str]:
     names = list(dict.fromkeys(name for word in words for name in parse_nodes(word)))
     known = {node.id for node in found}
     for name in names:
-        if name not in known:  # the message suggests the nearest name
-            raise NotFound(f"there is no node {name!r}", hint=nearest("node", name, known, listed_by="rmgr nodes").hint)
+        if name not in known:
+            raise missing("node", name, known, listed_by="rmgr nodes")
     return names
 
 

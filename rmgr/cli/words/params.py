@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from rmgr.errors import UsageError
+from rmgr.errors import NotFound, UsageError
 from rmgr.model.states import LOSSES, Reason, State
 from rmgr.model.units import MAX_DURATION_US, counted, parse_duration_us, parse_size
 
@@ -88,6 +88,12 @@ def nearest(kind: str, given: str, known: Iterable[str], *, listed_by: str = "")
     close = difflib.get_close_matches(given, names, 1) or [name for name in names if name.lower() == given.lower()]
     message = f"did you mean {close[0]!r}?" if close else f"known: {', '.join(names[:_MOST_KNOWN])}{', ...' * (len(names) > _MOST_KNOWN)}"
     return UsageError(f"there is no {kind} {given!r}", hint=f"{message}  ({listed_by} lists them)" if listed_by else message)
+
+
+def missing(kind: str, given: str, known: Iterable[str], *, listed_by: str) -> NotFound:
+    """Returns the error for something that the cluster does not have, in the words of `nearest`."""
+    told = nearest(kind, given, known, listed_by=listed_by)
+    return NotFound(told.message, hint=told.hint)
 
 
 def one_of(kind: str, known: Iterable[str]) -> Parsed:
