@@ -18,12 +18,12 @@ import os
 import re
 import sys
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, get_type_hints
 
-from rmgr.errors import UNREADABLE_TEXT, ConfigError, NotConnected, UsageError
+from rmgr.errors import UNREADABLE_TEXT, ConfigError, NotConnected, UsageError, nearest
 from rmgr.model.base import checked_resources
 from rmgr.model.units import duration_us_of, parse_duration_us, parse_size, size_of
 
@@ -532,15 +532,6 @@ def toml_value(value: Any) -> str:
 def toml_key(key: str) -> str:
     """Returns a key in TOML notation."""
     return key if key.replace("_", "").replace("-", "").isalnum() and key.isascii() else toml_value(key)
-
-
-def nearest(name: str, known: Iterable[str]) -> str:
-    """Returns for a hint the name that was probably meant, else all of them."""
-    import difflib  # typing errors are rare
-
-    known = sorted(known)
-    close = difflib.get_close_matches(name, known, 1)
-    return f"did you mean {close[0]!r}?" if close else f"known: {', '.join(known)}"
 
 
 def _lives(pid: int) -> bool:

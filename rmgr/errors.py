@@ -6,6 +6,7 @@ A message says what happened, and to which id; `hint` says what to type next.
 from __future__ import annotations
 
 from _pickle import PicklingError  # `pickle` itself would cost each command 3 ms
+from collections.abc import Iterable
 
 #: What parsers of text (`json`, `tomllib`) raise for unreadable text: a plain ValueError for numbers of thousands of digits, an
 #: ArithmeticError for decimals with too large an exponent, a RecursionError for nesting thousands deep.
@@ -35,6 +36,15 @@ def _rebuild(cls: type[RmgrError], message: str, state: dict[str, object]) -> Rm
     Exception.__init__(error, message)
     error.__dict__.update(state)
     return error
+
+
+def nearest(name: str, known: Iterable[str], otherwise: str = "", *, cutoff: float = 0.6) -> str:
+    """Returns for the hint about a name that does not exist the one that was probably meant; else `otherwise`, or all of them."""
+    import difflib  # typing errors are rare
+
+    names = sorted(known)
+    close = difflib.get_close_matches(name[:64], names, 1, cutoff) or [one for one in names if one.lower() == name.lower()]
+    return f"did you mean {close[0]!r}?" if close else otherwise or f"known: {', '.join(names) or 'none'}"
 
 
 # -- errors of the caller ---------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ import click
 
 from rmgr.cli.display.render import emit
 from rmgr.cli.session import Session, command
-from rmgr.cli.words.params import Parsed, nearest
+from rmgr.cli.words.params import Parsed, unknown
 from rmgr.errors import UsageError
 from rmgr.model.units import parse_size
 
@@ -102,7 +102,7 @@ def bench(session: Session, names: tuple[str, ...], **asked: Any) -> None:
     """
     for name in names:
         if name not in _MEASUREMENTS:
-            raise nearest("measurement", name, _MEASUREMENTS)
+            raise unknown("measurement", name, _MEASUREMENTS)
     from rmgr.bench.measuring import MeasuringPlan
 
     plan = MeasuringPlan(progress=session.note, **asked)

@@ -12,7 +12,7 @@ import sys
 import click
 
 from rmgr.cli.session import Session, command
-from rmgr.cli.words.params import nearest, one_of
+from rmgr.cli.words.params import one_of, unknown
 
 _WHERE = {
     "bash": "source <(rmgr completion bash)        # in ~/.bashrc",
@@ -31,7 +31,7 @@ def help_topic(session: Session, topic: str | None) -> None:
     found = {name: tuple(entry for entry in entries if topic in {name, entry.name}) for name, entries in TOPICS.items()}
     shown = {name: entries for name, entries in found.items() if entries}
     if not shown:
-        raise nearest("topic", topic or "", [*TOPICS, *(entry.name for entries in TOPICS.values() for entry in entries)])
+        raise unknown("topic", topic or "", [*TOPICS, *(entry.name for entries in TOPICS.values() for entry in entries)])
     if session.json:
         rows = {name: [entry._asdict() for entry in entries] for name, entries in shown.items()}
         emit(rows | ({"kinds": KINDS} if "reasons" in shown else {}))

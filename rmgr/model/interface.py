@@ -37,7 +37,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar
 
-from rmgr.errors import UNREADABLE_TEXT, ConfigError, NotFound, RmgrError, UsageError
+from rmgr.errors import UNREADABLE_TEXT, ConfigError, NotFound, RmgrError, UsageError, nearest
 from rmgr.model.units import parse_duration_us, parse_size
 
 #: dtype -> bytes of an element. Little-endian on the wire.
@@ -300,9 +300,7 @@ def _interface(table: object, keys: Sequence[str]) -> Interface:
         raise _Wrong("", "a table is expected")
     strange = next((str(key) for key in table if key not in keys), None)
     if strange is not None:
-        near = difflib.get_close_matches(strange[:64], keys, 1)
-        hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(keys)}"
-        raise _Wrong(strange, f"a function has no {strange!r:.80}", hint=hint)
+        raise _Wrong(strange, f"a function has no {strange!r:.80}", hint=nearest(strange, keys))
     name, version, idempotent = _text(table, "name", ""), table.get("version", 1), table.get("idempotent", False)
     if not _NAME.fullmatch(name):
         raise _Wrong("name", f"{name!r:.80} cannot be the name of a function", hint="at most 64 letters, digits and '_'", text=name)

@@ -9,7 +9,6 @@ queue of that partition that takes the work, and its record contains the class. 
 
 from __future__ import annotations
 
-import difflib
 import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -19,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.ports import Coordinator
 from rmgr.coord.protocol.records import decode_record
-from rmgr.errors import ConfigError, Infeasible, LimitReached, NotFound, PermissionDenied, StateConflict, UsageError
+from rmgr.errors import ConfigError, Infeasible, LimitReached, NotFound, PermissionDenied, StateConflict, UsageError, nearest
 from rmgr.model.base import Request, checked_resources, needs_of
 from rmgr.model.block import MAX_INDEX, PRIORITY_RANGE
 from rmgr.model.node import NodeRecord
@@ -155,9 +154,9 @@ def _check_cap(request: Request, user: str, settings: ClusterSettings) -> None:
 def _check_priority(priority: int, queue: QueueSpec) -> None:
     most = min(queue.max_priority, PRIORITY_RANGE)
     if not -PRIORITY_RANGE <= priority <= most:
-        nearest = min(max(priority, -PRIORITY_RANGE), most)
+        possible = min(max(priority, -PRIORITY_RANGE), most)
         message = f"priority {priority} is not between {-PRIORITY_RANGE} and {most} (queue {queue.name})"
-        raise UsageError(message, hint=f"--priority {nearest}, or another queue: rmgr queues")
+        raise UsageError(message, hint=f"--priority {possible}, or another queue: rmgr queues")
 
 
 def choose_queue(draft: Submission, settings: ClusterSettings, partition: str = "") -> QueueSpec:
@@ -238,11 +237,10 @@ def _check_partition(partition: str, settings: ClusterSettings) -> None:
         )
     known = sorted({queue.partition for queue in settings.queues})
     if partition not in known:
-        close = difflib.get_close_matches(partition, known, 1, 0.5)
         if settings.queue(partition) is not None:  # Slurm calls queues partitions
             hint = f"did you mean the queue: -q {partition}?"
         else:
-            hint = f"did you mean {close[0]!r}?" if close else "rmgr queues -o queue,partition"
+            hint = nearest(partition, known, "rmgr queues -o queue,partition", cutoff=0.5)
         there = f"there {'are' if len(known) > 1 else 'is'} {', '.join(known)}"
         raise NotFound(f"--partition: no queue is in a partition {partition!r}; {there}", hint=hint)
 
@@ -291,11 +289,7 @@ def find_queue(name: str, settings: ClusterSettings) -> QueueSpec:
     if queue is None:
         known = [spec.name for spec in settings.queues]
         known += [one for partition in settings.placed() for one in class_names(settings, partition)]
-        close = difflib.get_close_matches(wanted, known, 1)
-        raise NotFound(
-            f"there is no queue {wanted!r}; the queues are {', '.join(known)}",
-            hint=f"did you mean {close[0]!r}?" if close else "rmgr queues",
-        )
+        raise NotFound(f"there is no queue {wanted!r}; the queues are {', '.join(known)}", hint=nearest(wanted, known, "rmgr queues"))
     return queue
 
 
@@ -535,9 +529,7 @@ def _check_names(option: str, names: Iterable[str], here: Iterable[str], known: 
                 hint=f"--partition {known[name]}",
             )
         if name not in known:
-            close = difflib.get_close_matches(name, sorted(here), 1, 0.5)
-            message = f"did you mean {close[0]!r}?" if close else f"known: {', '.join(sorted(here)) or 'none'}"
-            raise NotFound(f"{option}: there is no node {name!r}", hint=f"{message}  (rmgr nodes lists them)")
+            raise NotFound(f"{option}: there is no node {name!r}", hint=f"{nearest(name, here, cutoff=0.5)}  (rmgr nodes lists them)")
 
 
 def _where(needs: Needs) -> str:

@@ -43,8 +43,8 @@ import click
 from rmgr.cli.control.operate import apply_settings, read_settings
 from rmgr.cli.display.render import clock, iso
 from rmgr.cli.session import Session, command, command_group
-from rmgr.config import Config, check_file, line_of, nearest, toml_key, toml_value, without_secrets
-from rmgr.errors import UNREADABLE_TEXT, ConfigError, UsageError
+from rmgr.config import Config, check_file, line_of, toml_key, toml_value, without_secrets
+from rmgr.errors import UNREADABLE_TEXT, ConfigError, UsageError, nearest
 from rmgr.model.base import check_name
 from rmgr.model.block import PRIORITY_RANGE
 from rmgr.model.queue import CORES, FAIR, FIFO, PRIVATE, SHARED, ClusterSettings, Dispatch, PipelineSpec, QueueSpec, UserLimits

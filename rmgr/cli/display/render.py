@@ -248,9 +248,9 @@ def _find(columns: Sequence[Column], name: str) -> Column:
         names = (column.name.lower(), column.also.lower())
         if wanted in {*names, *(name.partition("(")[0] for name in names)} - {""}:
             return column
-    from rmgr.cli.words.params import nearest
+    from rmgr.cli.words.params import unknown
 
-    raise nearest("column", name.upper(), [column.name for column in columns])
+    raise unknown("column", name.upper(), [column.name for column in columns])
 
 
 def arrange(rows: Iterable[Any], columns: Sequence[Column], sort: str) -> list[Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 import sys
 from collections import Counter
@@ -15,7 +14,7 @@ from rmgr.cli.display import columns, shapes
 from rmgr.cli.display.render import Column, Layout, clock, elapsed, emit, folded, here, now_us, paint, printable, table, told_counts
 from rmgr.cli.session import Session, WorkEnded, command
 from rmgr.cli.session.tables import draw, named_nodes, table_options
-from rmgr.errors import NotFound, RmgrError, UsageError
+from rmgr.errors import NotFound, RmgrError, UsageError, nearest
 from rmgr.model.node import NodeState
 from rmgr.model.states import State
 from rmgr.model.units import counted, format_duration, format_size, spanned
@@ -202,9 +201,7 @@ def _find_queues(found: list[QueueView], names: tuple[str, ...]) -> list[QueueVi
     known = list(dict.fromkeys(queue.id for queue in found))
     for name in names:
         if name not in known:
-            close = difflib.get_close_matches(name, known, 1)
-            message = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(known)}"
-            raise NotFound(f"there is no queue or queue class {name!r}", hint=message)
+            raise NotFound(f"there is no queue or queue class {name!r}", hint=nearest(name, known, f"there are {', '.join(known)}"))
     return [queue for queue in found if not names or queue.id in names]
 
 

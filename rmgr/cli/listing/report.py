@@ -15,7 +15,7 @@ import click
 from rmgr.cli.display.render import Column, Layout, clock, emit, iso, now_us, table
 from rmgr.cli.session import Session, command
 from rmgr.cli.session.tables import draw, table_options
-from rmgr.cli.words.params import SINCE, Parsed, listed, midnight_s, nearest
+from rmgr.cli.words.params import SINCE, Parsed, listed, midnight_s, unknown
 from rmgr.client.queries import list_past
 from rmgr.errors import RmgrError, UsageError
 from rmgr.model.units import counted, format_duration, format_size, percentile
@@ -32,7 +32,7 @@ def _groups(text: str) -> tuple[str, ...]:
     chosen = listed(text.lower())
     for name in chosen:
         if name not in GROUPS:
-            raise nearest("group", name, GROUPS)
+            raise unknown("group", name, GROUPS)
     if not chosen:
         raise UsageError("no group is named", hint=f"one or several of {', '.join(GROUPS)}: --by user,day")
     return tuple(dict.fromkeys(chosen))

@@ -9,7 +9,6 @@ command = ["./prep", "x"]
 
 from __future__ import annotations
 
-import difflib
 import json
 import os
 import re
@@ -32,7 +31,7 @@ from rmgr.cli.submit.submit import checked_options, doubts, told_dry, with_direc
 from rmgr.cli.words.script import Script, read_script, refused
 from rmgr.client.commands.request import CommandRequest
 from rmgr.client.commands.sending import CheckedRequest, ListedJob, Sent, in_order, prepare_all, send_all
-from rmgr.errors import UNREADABLE_TEXT, RmgrError, UsageError
+from rmgr.errors import UNREADABLE_TEXT, RmgrError, UsageError, nearest
 from rmgr.model.submission import Condition, Dependency
 from rmgr.model.units import counted
 
@@ -331,8 +330,7 @@ def _unknown(raw: _Raw, key: str, keys: Mapping[str, _Key]) -> NoReturn:
         raw.refuse(f"key {key}: that is said of the whole list", f"rmgr submit --from FILE --{key.replace('_', '-')}")
     from rmgr.cli.words.foreign import option_for  # with all that the options of other systems mean
 
-    near = difflib.get_close_matches(key, [*keys, *_RUNS], 1)
-    hint = f"did you mean {near[0]}?" if near else "rmgr submit --help lists them: keys are the long names"
+    hint = nearest(key, [*keys, *_RUNS], "rmgr submit --help lists them: keys are the long names")
     elsewhere = option_for(f"--{key.replace('_', '-')}")
     ours = {word: name for name, known in keys.items() for word in (known.option.opts if not known.no else ())}
     named = next((ours[word] for word in elsewhere.split() if word in ours), "")
@@ -419,13 +417,8 @@ def _dependencies_of(
             elif _ID.fullmatch(target):
                 ids[Dependency(condition=condition or Condition.OK, submission=int(target))] = None
             else:
-                near = difflib.get_close_matches(target, places, 1)
-                message = (
-                    f"did you mean {near[0]!r}?"
-                    if near
-                    else 'after = ["prep"], or ["ok:41", "any:prep"]: names of this list, ids of others'
-                )
-                raw.refuse(f"key after: no job of this list has the name {target!r}", message)
+                ids_too = 'after = ["prep"], or ["ok:41", "any:prep"]: names of this list, ids of others'
+                raw.refuse(f"key after: no job of this list has the name {target!r}", nearest(target, places, ids_too))
     return tuple(ids), tuple(needs)
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from rmgr.errors import NotFound, UsageError
+from rmgr.errors import NotFound, UsageError, nearest
 from rmgr.model.states import LOSSES, Reason, State
 from rmgr.model.units import MAX_DURATION_US, counted, parse_duration_us, parse_size
 
@@ -80,19 +80,16 @@ TIME_LIMIT_US = _TimeLimit("duration", parse_duration_us)
 SIZE = Parsed("size", parse_size)
 
 
-def nearest(kind: str, given: str, known: Iterable[str], *, listed_by: str = "") -> UsageError:
+def unknown(kind: str, given: str, known: Iterable[str], *, listed_by: str = "") -> UsageError:
     """Returns the error for a name that does not exist: it suggests the nearest one, else lists them all."""
-    import difflib  # typos are rare
-
     names = sorted(known)
-    close = difflib.get_close_matches(given, names, 1) or [name for name in names if name.lower() == given.lower()]
-    message = f"did you mean {close[0]!r}?" if close else f"known: {', '.join(names[:_MOST_KNOWN])}{', ...' * (len(names) > _MOST_KNOWN)}"
+    message = nearest(given, names, f"known: {', '.join(names[:_MOST_KNOWN])}{', ...' * (len(names) > _MOST_KNOWN)}")
     return UsageError(f"there is no {kind} {given!r}", hint=f"{message}  ({listed_by} lists them)" if listed_by else message)
 
 
 def missing(kind: str, given: str, known: Iterable[str], *, listed_by: str) -> NotFound:
-    """Returns the error for something that the cluster does not have, in the words of `nearest`."""
-    told = nearest(kind, given, known, listed_by=listed_by)
+    """Returns the error for something that the cluster does not have, in the words of `unknown`."""
+    told = unknown(kind, given, known, listed_by=listed_by)
     return NotFound(told.message, hint=told.hint)
 
 
@@ -102,7 +99,7 @@ def one_of(kind: str, known: Iterable[str]) -> Parsed:
 
     def read(text: str) -> str:
         if text not in names:
-            raise nearest(kind, text, names)
+            raise unknown(kind, text, names)
         return text
 
     return Parsed(kind, read)
@@ -126,7 +123,7 @@ def parse_states(text: str) -> tuple[State, ...]:
             states.append(State(name))
         else:
             others = ", ".join(f"{word} ({state})" for word, state in _OTHER_STATES.items())
-            told = nearest("state", name, State.__members__)
+            told = unknown("state", name, State.__members__)
             raise UsageError(told.message, hint=f"{told.hint}; also {others}")
     return tuple(states)
 

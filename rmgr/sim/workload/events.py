@@ -22,12 +22,11 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from decimal import Decimal
-from difflib import get_close_matches
 from heapq import heapify, heapreplace
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
-from rmgr.errors import UNREADABLE_TEXT, UsageError
+from rmgr.errors import UNREADABLE_TEXT, UsageError, nearest
 from rmgr.model.units import parse_duration_us
 from rmgr.sched.records import Limits
 from rmgr.sim.workload.jobs import stream
@@ -177,7 +176,7 @@ class _Line:
         kind = self._take("event")
         make = _KINDS.get(kind) if isinstance(kind, str) else None
         if make is None:
-            raise self._wrong("event", kind, _nearest(str(kind), tuple(_KINDS)))
+            raise self._wrong("event", kind, nearest(str(kind), _KINDS, cutoff=0.5))
         made = make(self)
         for left in self._found:
             raise UsageError(f"{self._where}, field {left}: an event {kind!r} has no such field", hint=_HINT)
@@ -240,11 +239,6 @@ class _Line:
     def _wrong(self, name: str, given: object, hint: str) -> UsageError:
         shown = given if isinstance(given, str) else str(given)
         return UsageError(f"{self._where}, field {name}: {shown[:40]!r} is not possible", hint=hint)
-
-
-def _nearest(given: str, known: tuple[str, ...]) -> str:
-    near = get_close_matches(given, known, 1, 0.5)
-    return f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}"
 
 
 _KINDS: Mapping[str, Callable[[_Line], Event]] = {

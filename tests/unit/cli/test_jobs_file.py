@@ -115,7 +115,7 @@ A = '[[job]]\nname = "a"\ncommand = "true"\n'
         ("[[job]\n", "is no TOML", "[[job]]"),
         ("[[jobs]]\ncommand = 'x'", "'jobs' stands for nothing", "[[job]]"),
         ("[job]\ncommand = 'x'", "no list of tables", "[[job]]"),
-        (A + '[[job]]\nname = "b"\ncommand = "true"\ncorse = 2', "job 2, line 4 (b): key corse: there is no such option", "mean cores?"),
+        (A + '[[job]]\nname = "b"\ncommand = "true"\ncorse = 2', "job 2, line 4 (b): key corse: there is no such option", "mean 'cores'?"),
         (A + "cpus = 2", "key cpus: there is no such option", "here it is cores"),
         (A + "cpus-per-task = 2", "key cpus_per_task: there is no such option", "here it is cores"),
         (A + "cores = true", "job 1, line 1 (a): key cores: True is neither", "cores ="),
