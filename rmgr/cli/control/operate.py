@@ -15,9 +15,8 @@ import click
 
 from rmgr.cli.display.render import emit
 from rmgr.cli.session import Session, WorkEnded, command
-from rmgr.cli.session.tables import named_nodes, positions_of
+from rmgr.cli.session.tables import find_one, named_nodes, positions_of
 from rmgr.cli.words.params import DURATION_US, missing
-from rmgr.cli.words.selectors import parse_one, resolve
 from rmgr.coord.decisions.rights import Person, check_operator
 from rmgr.errors import DeadlineExceeded, Infeasible, NotFound, PermissionDenied, RmgrError, StateConflict, Unavailable
 from rmgr.model.block import StopRequest, job_label
@@ -233,8 +232,8 @@ def _latest_error(session: Session, order: questions.MoveTask, shown: str, error
 
 def _running(session: Session, selector: str) -> tuple[Submission, Sequence[TaskView]]:
     """Returns the selected tasks that run. Raises: NotFound, PermissionDenied, StateConflict for anything but a running placed job."""
-    selection = parse_one(selector)
-    number = selection.named[0] if selection.named else resolve(selection, session.query().jobs(ended=True), me=session.me)[0].submission
+    target = find_one(session, selector)
+    number = target.submission
     job = session.query().job(number)
     if job.state.is_final:
         raise StateConflict(f"{number} does not run: it has ended {job.state}", hint=f"rmgr show {number}")
@@ -244,7 +243,7 @@ def _running(session: Session, selector: str) -> tuple[Submission, Sequence[Task
             f"{number} is pulled work (queue {record.queue}): its tasks cannot save their state or move",
             hint="jobs of queues with dispatch place can: rmgr queues, then rmgr submit -q QUEUE",
         )
-    wanted = {position for one, array in selection.tasks for position in positions_of(session, one, list(array))}
+    wanted = set(positions_of(session, number, target.tasks)) if target.tasks else set()
     tasks = [task for task in session.query().tasks(number) if not wanted or task.position in wanted]
     found = [task for task in tasks if task.state in {State.RUNNING, State.STARTING, State.STOPPING, State.SUSPENDED}]
     if not found:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import fnmatch
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from rmgr.errors import NotFound, UsageError
 from rmgr.model.base import parse_submission
@@ -138,28 +138,23 @@ def resolve(selection: Selection, jobs: Iterable[JobView], *, me: str) -> list[T
     """
     known = {job.id: job for job in jobs}
     mine = [job for job in known.values() if job.user == me and selection.filter.admits(job)]
-    chosen: dict[int, dict[int, None] | None] = {}
-    for number in selection.ids:
+    for number in selection.named:
         _require(known, number)
-        chosen[number] = None
+    whole = [*selection.ids]
     for array in selection.ranges:
-        chosen.update(dict.fromkeys(number for number in known if array.position_of(number) is not None))
+        whole += [number for number in known if array.position_of(number) is not None]
     if selection.last:
         if not mine:
             raise NotFound("you have no submission yet", hint="rmgr submit -- echo hello   (rmgr history lists older ones)")
-        chosen[max(job.id for job in mine)] = None
+        whole.append(max(job.id for job in mine))
     if selection.every or (selection.filter.is_set and not selection.named and not selection.ranges and not selection.last):
-        whose = known.values() if selection.filter.user else mine
-        chosen.update(dict.fromkeys(job.id for job in whose if selection.filter.admits(job)))
-    for number, array in selection.tasks:
-        _require(known, number)
-        if chosen.setdefault(number, {}) is not None:
-            chosen[number].update(dict.fromkeys(array))  # type: ignore[union-attr]
+        whole += [job.id for job in (known.values() if selection.filter.user else mine)]
+    found = targets_of(replace(selection, ids=tuple(whole)))
     if selection.filter.is_set:
-        chosen = {number: tasks for number, tasks in chosen.items() if selection.filter.admits(known[number])}
-    if not chosen and not selection.every:
+        found = [target for target in found if selection.filter.admits(known[target.submission])]
+    if not found and not selection.every:
         raise NotFound("nothing matches", hint="rmgr jobs -a lists submissions")
-    return [Target(submission=number, tasks=tuple(tasks or ())) for number, tasks in sorted(chosen.items())]
+    return found
 
 
 def _require(known: dict[int, JobView], number: int) -> None:
