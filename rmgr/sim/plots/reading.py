@@ -300,19 +300,10 @@ def read_live(path: Path) -> list[LiveSlots]:
 def read_report(path: Path) -> Mapping[str, Any]:
     """Reads the report of a paper. Raises: UsageError if its tables are not as long and as wide as they say."""
     document = read_json(path)
-    tables = document.get("tables")
-    good = isinstance(tables, list) and all(
-        isinstance(table, dict)
-        and isinstance(table.get("title"), str)
-        and isinstance(table.get("columns"), list)
-        and isinstance(table.get("rows"), list)
-        and all(isinstance(name, str) for name in table["columns"])
-        and all(isinstance(row, list) and len(row) == len(table["columns"]) for row in table["rows"])
-        and all(cell is None or isinstance(cell, str | int | float) for row in table["rows"] for cell in row)
-        for table in tables
-    )
-    if not good:
-        raise UsageError(f"{path} holds no report", hint="a directory that rmgr sim paper --out wrote is meant")
+    try:
+        msgspec.convert(document["tables"], list[report.Table])
+    except (KeyError, msgspec.ValidationError) as error:
+        raise UsageError(f"{path} holds no report", hint="a directory that rmgr sim paper --out wrote is meant") from error
     return document
 
 
