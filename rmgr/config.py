@@ -25,7 +25,7 @@ from typing import Any, get_type_hints
 
 from rmgr.errors import UNREADABLE_TEXT, ConfigError, NotConnected, UsageError, nearest
 from rmgr.model.base import checked_resources
-from rmgr.model.units import duration_us_of, parse_duration_us, parse_size, size_of
+from rmgr.model.units import duration_us_of, size_of
 
 DEFAULT_CHROOT = "/rmgr/default"
 
@@ -407,12 +407,12 @@ def _convert(kind: type[Any], key: str, value: Any, where: str) -> Any:
     shown = without_secrets(value) if isinstance(value, str) else value
     try:
         if key.endswith("_s") and hint is float:
-            seconds = parse_duration_us(value) / 1e6 if isinstance(value, str) else duration_us_of(value) / 1e6
+            seconds = duration_us_of(value) / 1e6
             if (kind, key) == (SubmitterConfig, "refresh_s") and not REFRESH_S[0] <= seconds <= REFRESH_S[1]:
                 raise UsageError("servers are asked every 1 s to 1 h", hint="refresh_s = 10")
             return seconds
         if key.endswith("_bytes"):
-            return parse_size(value) if isinstance(value, str) else size_of(value)
+            return size_of(value)
         if hint is bool:
             return _BOOLEANS[str(value).lower()]
         if hint is int and not isinstance(value, bool):

@@ -23,7 +23,7 @@ from rmgr.config import user_name
 from rmgr.errors import UsageError
 from rmgr.model.base import Request
 from rmgr.model.submission import MPI, ONCE, RANKS, OnDisconnect, PythonEnvironment, Rigid, Submission, Work
-from rmgr.model.units import duration_us_of, parse_duration_us, parse_size, size_of
+from rmgr.model.units import duration_us_of, size_of
 from rmgr.runner import filters
 from rmgr.runner.filters import Filter
 from rmgr.runtime import machine
@@ -110,15 +110,15 @@ def draft_of(
         work=work,
         request=Request(
             cores=options.cores,
-            memory_bytes=bytes_of(options.memory),
-            time_limit_us=us_of(options.time),
+            memory_bytes=size_of(options.memory),
+            time_limit_us=duration_us_of(options.time),
             features=tuple(options.features),
             resources=dict(options.resources or {}),
         ),
         priority=options.priority,
         resubmit=options.resubmit,
         retries=options.retries,
-        backoff_us=us_of(options.backoff),
+        backoff_us=duration_us_of(options.backoff),
         on_disconnect=policy,
         token=options.token,
         submitted_us=machine.wall_us(),
@@ -259,14 +259,6 @@ def inherited() -> tuple[str, ...]:
         return ()
     archives = [path for path in sys.path if _ARCHIVE.search(path) and os.path.isfile(path)]
     return tuple(hashlib.sha256(Path(path).read_bytes()).hexdigest() for path in archives)
-
-
-def bytes_of(size: Size) -> int:
-    return parse_size(size) if isinstance(size, str) else size_of(size)
-
-
-def us_of(duration: Duration) -> int:
-    return parse_duration_us(duration) if isinstance(duration, str) else duration_us_of(duration)
 
 
 class Variants(Generic[T]):

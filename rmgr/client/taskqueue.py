@@ -30,12 +30,10 @@ from rmgr.client.specs import (
     Options,
     Size,
     Variants,
-    bytes_of,
     draft_of,
     launch_of,
     options_of,
     python_environment,
-    us_of,
 )
 from rmgr.client.submission.packing import TaskSpec
 from rmgr.client.tasks import SubmissionOpening, Tasks, Waited, batches, calls_at_once, when_dropped
@@ -60,7 +58,7 @@ from rmgr.model.base import parse_submission, taskq_name
 from rmgr.model.block import MAX_KEYED_BYTES, MAX_KEYS, Call, Fragment, KeyedPayload, Outcome
 from rmgr.model.states import State
 from rmgr.model.submission import Submission, Terms, Work
-from rmgr.model.units import format_duration
+from rmgr.model.units import duration_us_of, format_duration, size_of
 from rmgr.submitter.questions import CancelSubmission, CountFragments
 
 if TYPE_CHECKING:
@@ -486,8 +484,8 @@ class TaskQueue:
             raise UsageError(f"features = {features!r} is not a list of names", hint=f"features={features.split(',')!r}")
         terms = Terms(
             priority=priority,
-            time_limit_us=None if time is None else us_of(time),
-            memory_bytes=None if memory is None else bytes_of(memory),
+            time_limit_us=None if time is None else duration_us_of(time),
+            memory_bytes=None if memory is None else size_of(memory),
             name=name,
             features=None if features is None else tuple(features),
         )

@@ -65,14 +65,16 @@ def _duration_us(text: str) -> int:
     return round(sum(float(number) * _UNIT_US[unit] for number, unit in parts))
 
 
-def duration_us_of(seconds: float | None) -> int:
-    """Converts a duration given as a number of seconds (None: 0) to us. Raises UsageError."""
-    return check_duration(_rounded(seconds, 1_000_000, "a duration"), f"{seconds} s")
+def duration_us_of(given: str | float | None) -> int:
+    """Converts a duration given as text, or as a number of seconds (None: 0), to us. Raises UsageError."""
+    if isinstance(given, str):
+        return parse_duration_us(given)
+    return check_duration(_rounded(given, 1_000_000, "a duration"), f"{given} s")
 
 
-def size_of(size_bytes: float | None) -> int:
-    """Returns a size given as a number (None: 0). Raises UsageError."""
-    return check_size(_rounded(size_bytes, 1, "a size"), str(size_bytes))
+def size_of(given: str | float | None) -> int:
+    """Converts a size given as text, or as a number (None: 0), to bytes. Raises UsageError."""
+    return parse_size(given) if isinstance(given, str) else check_size(_rounded(given, 1, "a size"), str(given))
 
 
 def _rounded(number: float | None, unit: int, what: str) -> int:

@@ -49,7 +49,7 @@ from rmgr.model.base import check_name
 from rmgr.model.block import PRIORITY_RANGE
 from rmgr.model.queue import CORES, FAIR, FIFO, PRIVATE, SHARED, ClusterSettings, Dispatch, PipelineSpec, QueueSpec, UserLimits
 from rmgr.model.servers import CALLS
-from rmgr.model.units import duration_us_of, parse_duration_us, parse_size, size_of
+from rmgr.model.units import duration_us_of, size_of
 
 _FILE = click.Path(dir_okay=False, path_type=Path)
 _STATES = ("open", "closed", "stopped")
@@ -350,9 +350,9 @@ def _values(kind: type[Any], table: dict[str, Any], text: str, name: str, *, sec
 
 def _convert(field: str, hint: Any, value: Any) -> Any:
     if field.endswith("_us"):
-        return parse_duration_us(value) if isinstance(value, str) else duration_us_of(_number(value))
+        return duration_us_of(_measure(value))
     if field.endswith("_bytes"):
-        return parse_size(value) if isinstance(value, str) else size_of(_number(value))
+        return size_of(_measure(value))
     if hint is Dispatch:
         if value not in set(Dispatch):
             raise UsageError(f"there is no dispatch {value!r}", hint=nearest(str(value), list(Dispatch)))
@@ -378,8 +378,8 @@ def _convert(field: str, hint: Any, value: Any) -> Any:
     raise TypeError(f"{getattr(hint, '__name__', hint)} expected")
 
 
-def _number(value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float):
+def _measure(value: Any) -> str | float:
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
         raise TypeError("a number, or text with a unit, expected")
     return value
 
