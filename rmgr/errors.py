@@ -210,7 +210,7 @@ class SubmitUnknown(RmgrError):
 class TaskFailed(RmgrError):
     """A task ended FAILED.
 
-    Attributes: task_id ("42_7"), reason (a name of `model.base.states.Reason`), attempts (their number), node (the last one), log_tail
+    Attributes: task_id ("42_7"), reason (a name of `model.states.Reason`), attempts (their number), node (the last one), log_tail
         (last lines of its output), work_exit_code (of a command, else None), exit_code (of `rmgr`).
     """
 

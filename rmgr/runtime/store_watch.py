@@ -270,5 +270,5 @@ def _sentence(error: RmgrError) -> str:
 
 
 def _iso(moment: datetime) -> str:
-    """As `model.base.units.utc`."""
+    """As `model.units.utc`."""
     return moment.strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -38,7 +38,7 @@ _LIFE = (
 )
 
 
-#: A moment as `model.base.units.utc` writes it for remote readers.
+#: A moment as `model.units.utc` writes it for remote readers.
 _MOMENT = re.compile(r"\b[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}Z\b")
 #: Characters that JSON may hold unescaped but that may not be visible.
 _UNSURE = re.compile(r"[^ -~\n]")
