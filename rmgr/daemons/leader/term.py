@@ -402,7 +402,7 @@ class WatchedCache(Generic[C]):
     cache always reads the current state, at most once per `pace_s`, and never counts events.
 
     Args:
-        ask: `term.get` or `term.children` (see `data_of`, `names_below`).
+        ask: `term.get` (data and stat of a znode) or `term.children` (names of its children).
         changed: called with `about` after the first read, after each read with another value, and after the next read if it raised.
     Attributes: pace_s: least time between two reads. is_watched: False sets no more watches.
     asked_s: when the read of `value` was sent.
@@ -519,16 +519,6 @@ class WatchedCache(Generic[C]):
             self._timer = None
 
 
-def data_of(term: Term, path: str, changed: Callable[[*Ts], object], *about: *Ts) -> WatchedCache[Stamped]:
-    """Makes a cache of the data and stat of a znode."""
-    return WatchedCache(term, term.get, path, changed, *about)
-
-
-def names_below(term: Term, path: str, changed: Callable[[*Ts], object], *about: *Ts) -> WatchedCache[list[str]]:
-    """Makes a cache of the names of the children of a znode."""
-    return WatchedCache(term, term.children, path, changed, *about)
-
-
 class WatchedChildren:
     """Cached data of all children of `path`, by name. Calls `changed` with the name of each child that came, changed or went."""
 
@@ -589,11 +579,11 @@ class Mirror:
 
     def data(self, path: str, changed: Callable[[*Ts], object], *about: *Ts) -> WatchedCache[Stamped]:
         """Adds the data of a znode; the first `refresh` reads it."""
-        return self._register(data_of(self._term, path, changed, *about))
+        return self._register(WatchedCache(self._term, self._term.get, path, changed, *about))
 
     def names(self, path: str, changed: Callable[[*Ts], object], *about: *Ts) -> WatchedCache[list[str]]:
         """Adds the names of the children of a znode; the first `refresh` reads them."""
-        return self._register(names_below(self._term, path, changed, *about))
+        return self._register(WatchedCache(self._term, self._term.children, path, changed, *about))
 
     def below(self, path: str, changed: Callable[[str], object]) -> WatchedChildren:
         """Adds all children of a znode, with their data; the first `refresh` reads them. Several parts may share them."""

@@ -32,7 +32,7 @@ from rmgr.daemons.leader.facts import job_of, known_of, marked, misplaced, node_
 from rmgr.daemons.leader.placement.job_table import PlacedJob, Records, decode_records
 from rmgr.daemons.leader.placement.orders import standing
 from rmgr.daemons.leader.placement.stops import PendingStop
-from rmgr.daemons.leader.term import Term, Thunk, WatchedCache, names_below, read_again
+from rmgr.daemons.leader.term import Term, Thunk, WatchedCache, read_again
 from rmgr.errors import InvalidRecord, RmgrError, StateConflict
 from rmgr.model.block import MAX_INDEX, Allocation, BlockKey, job_id
 from rmgr.model.node import MOST_QUANTUM_US
@@ -284,7 +284,7 @@ class JobLists:
         return cache
 
     def _list(self, path: str, *, watched: bool = True) -> WatchedCache[list[str]]:
-        cache: WatchedCache[list[str]] = names_below(self._term, path, lambda: self._on_list(cache))
+        cache: WatchedCache[list[str]] = WatchedCache(self._term, self._term.children, path, lambda: self._on_list(cache))
         cache.is_chatty, cache.is_watched = True, watched
         cache.pace_s = PACE_S
         cache.refresh()

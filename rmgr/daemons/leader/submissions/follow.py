@@ -25,7 +25,7 @@ from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Stamped
 from rmgr.coord.protocol.ports import Store
 from rmgr.coord.protocol.records import read_fragment
-from rmgr.daemons.leader.term import Term, data_of, names_below
+from rmgr.daemons.leader.term import Term, WatchedCache
 from rmgr.errors import CoordinationUnavailable, InvalidRecord, PermissionDenied, RmgrError
 from rmgr.model.block import Fragment
 from rmgr.model.submission import Paged, Phase, Submission, Tail
@@ -95,9 +95,9 @@ class Followed:
         self.record_bytes = 0
         self._sizes = FragmentSizes()
         self._faults: set[str] = set()  # paths of its parts with invalid content
-        self._record = data_of(self._term, paths.sub(number), self._on_record)
-        self._tail = data_of(self._term, paths.tail(number), self._on_tail)
-        self._failed = names_below(self._term, paths.failed(number), self._on_failed)
+        self._record = WatchedCache(self._term, self._term.get, paths.sub(number), self._on_record)
+        self._tail = WatchedCache(self._term, self._term.get, paths.tail(number), self._on_tail)
+        self._failed = WatchedCache(self._term, self._term.children, paths.failed(number), self._on_failed)
         self._is_grown = False  # a glance found its tail complete
         self._pace_s = 0.0
         self._watched = -1  # the missing fragment on which a watch is set
