@@ -278,16 +278,15 @@ def seal_blocks(
 
     Cost: 0.05 ms, plus 0.02 ms per block.
     """
-    told = {"cluster_id": cluster_id, "user": user, "spec": spec}
     seals = [Seal(key_id=key_id, first=key.first, count=key.count, not_after_s=not_after_s) for key, _ in blocks]
     statements = [
-        block_statement(key, data, seal=seal, payloads=data.payloads, base=data.base, **told)  # type: ignore[arg-type]
+        block_statement(key, data, seal=seal, payloads=data.payloads, base=data.base, cluster_id=cluster_id, user=user, spec=spec)
         for (key, data), seal in zip(blocks, seals, strict=True)
     ]
-    made = []
-    for (key, data), seal, signature in zip(blocks, seals, sign_together(statements, sign), strict=True):
-        made.append((key, msgspec.structs.replace(data, seal=msgspec.structs.replace(seal, signature=signature))))
-    return made
+    return [
+        (key, msgspec.structs.replace(data, seal=msgspec.structs.replace(seal, signature=signature)))
+        for (key, data), seal, signature in zip(blocks, seals, sign_together(statements, sign), strict=True)
+    ]
 
 
 def block_statement(
@@ -468,8 +467,6 @@ def _message(count: int, root: bytes) -> bytes:
 
 
 # -- checkpoints ---------------------------------------------------------------------------------------------------------------
-
-
 
 
 class CheckpointSeal(msgspec.Struct, frozen=True, kw_only=True):

@@ -31,11 +31,9 @@ class Doer:
     is_operator: bool = False
     now_us: int = 0
 
-    def of(self, record: Submission, own: Reason, operators: Reason) -> dict[str, str | int]:
+    def of(self, record: Submission, own: Reason, operators: Reason) -> tuple[Reason, str, int]:
         """Returns reason, name and time to record; only the reason if it is the doer's own work."""
-        if self.name in {"", record.user}:
-            return {"reason": own, "by": "", "by_us": 0}
-        return {"reason": operators, "by": self.name, "by_us": self.now_us}
+        return (own, "", 0) if self.name in {"", record.user} else (operators, self.name, self.now_us)
 
 
 #: Stands for the submission's own user.
@@ -67,20 +65,20 @@ def cancelled(record: Submission, detail: str, doer: Doer = ITS_USER) -> Change 
     """Returns the change for CANCEL, or why there is nothing to do."""
     if record.phase in {Phase.CLOSED, Phase.CANCELLED}:
         return f"{_why_over(record.phase)} already"
-    why = doer.of(record, Reason.USER_CANCEL, Reason.OPERATOR_CANCEL)
-    gone = replace(record, phase=Phase.CANCELLED, reason_detail=detail[:MAX_DETAIL], **why)  # type: ignore[arg-type]
+    reason, by, by_us = doer.of(record, Reason.USER_CANCEL, Reason.OPERATOR_CANCEL)
+    gone = replace(record, phase=Phase.CANCELLED, reason=reason, reason_detail=detail[:MAX_DETAIL], by=by, by_us=by_us)
     return Change(gone, False if record.phase is Phase.OPEN else None)
 
 
 def held(record: Submission, detail: str, doer: Doer = ITS_USER) -> Change | str:
     """Returns the change for HOLD, or why there is nothing to do. An operator's hold replaces the user's, and a wait for dependencies."""
-    why = doer.of(record, Reason.USER_HOLD, Reason.OPERATOR_HOLD)
-    takes_over = why["reason"] == Reason.OPERATOR_HOLD and record.reason in {Reason.USER_HOLD, Reason.DEPENDENCY}
+    reason, by, by_us = doer.of(record, Reason.USER_HOLD, Reason.OPERATOR_HOLD)
+    takes_over = reason is Reason.OPERATOR_HOLD and record.reason in {Reason.USER_HOLD, Reason.DEPENDENCY}
     if record.phase is Phase.HELD and not takes_over:
         return "it is held already" if record.reason != Reason.DEPENDENCY else "it waits for its dependencies already"
     if record.phase not in {Phase.OPEN, Phase.HELD}:
         return _why_over(record.phase)
-    now = replace(record, phase=Phase.HELD, reason_detail=detail[:MAX_DETAIL], **why)  # type: ignore[arg-type]
+    now = replace(record, phase=Phase.HELD, reason=reason, reason_detail=detail[:MAX_DETAIL], by=by, by_us=by_us)
     return Change(now, False if record.phase is Phase.OPEN else None)
 
 

@@ -12,7 +12,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
-from typing import Any, TypeVar
+from typing import Any, TypeVar, TypeVarTuple
 
 from rmgr.coord import validity
 from rmgr.coord.decisions import rights
@@ -33,6 +33,7 @@ from rmgr.procedures.snapshot import outcomes_of, read_fragments, read_pages
 from rmgr.runtime.failpoint import failpoint
 
 T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
 #: Rows that were read; None instead of bytes that are too many.
 Rows = dict[str, tuple[bytes | None, About]]
 #: Most submissions whose attempts are remembered.
@@ -133,11 +134,11 @@ class Inputs:
     def _find_many(self, store: Store, asks: Sequence[TaskReads], largest: int) -> list[list[Input] | Exception]:
         names = {key for ask in asks for key in (*ask.inputs, *(ask.outputs if self._deeds is not None else ()))}
         there = _values(store, [keys.named(key) for key in names], largest)
-        found = [_attempt(lambda ask=ask: self._named(store, ask, there)) for ask in asks]  # type: ignore[misc]
+        found = [_attempt(self._named, store, ask, there) for ask in asks]
         led = {one.row for ones in found if not isinstance(ones, Exception) for one in ones if one.row not in there}
         values = there | _values(store, list(led), largest) if led else there
         return [
-            ones if isinstance(ones, Exception) else _attempt(lambda ask=ask, ones=ones: self._read(store, ask, ones, values))  # type: ignore[misc]
+            ones if isinstance(ones, Exception) else _attempt(self._read, store, ask, ones, values)
             for ask, ones in zip(asks, found, strict=True)
         ]
 
@@ -240,10 +241,10 @@ def _values(store: Store, rows: Sequence[str], largest: int) -> Rows:
     return found
 
 
-def _attempt(call: Callable[[], T]) -> T | Exception:
-    """Returns the result or the exception of `call`; raises only StoreUnavailable, which concerns all tasks."""
+def _attempt(call: Callable[[*Ts], T], *given: *Ts) -> T | Exception:
+    """Returns the result or the exception of `call` with these arguments; raises only StoreUnavailable, which concerns all tasks."""
     try:
-        return call()
+        return call(*given)
     except StoreUnavailable:
         raise
     except Exception as error:  # noqa: BLE001 - whatever it is, its task is told
