@@ -204,17 +204,17 @@ def encode_interface(interface: Interface) -> bytes:
     return json.dumps(interface.table(), sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
 
 
-def decode_interface(text: bytes, where: str = "an interface") -> Interface:
-    """Reads an interface. Raises: ConfigError that begins with `where`, if it is invalid, or not in the form of `encode_interface`."""
+def decode_interface(text: bytes) -> Interface:
+    """Reads an interface. Raises: ConfigError if it is invalid, or not in the form of `encode_interface`."""
     if len(text) > MOST_BYTES:
-        raise ConfigError(f"{where}: {len(text):,} bytes, {MOST_BYTES:,} are the most")
+        raise ConfigError(f"an interface: {len(text):,} bytes, {MOST_BYTES:,} are the most")
     try:
         table = json.loads(text)
     except UNREADABLE_TEXT:
-        raise ConfigError(f"{where}: it is no JSON") from None
-    made = interface_of(table, where)
+        raise ConfigError("an interface: it is no JSON") from None
+    made = interface_of(table, "an interface")
     if encode_interface(made) != text:
-        raise ConfigError(f"{where}: {made.key} is not in its canonical form")
+        raise ConfigError(f"an interface: {made.key} is not in its canonical form")
     return made
 
 

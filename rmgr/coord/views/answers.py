@@ -706,7 +706,7 @@ def _is_alive(snapshot: ClusterSnapshot, node: str) -> bool:
     return record is not None and record.guid in snapshot.alive and record.state is not NodeState.FENCED
 
 
-def stop_whys(blocks: Sequence[BlockOnNode], snapshot: ClusterSnapshot | None = None) -> list[WhyView]:
+def stop_whys(blocks: Sequence[BlockOnNode], snapshot: ClusterSnapshot) -> list[WhyView]:
     """Explains jobs that have not begun, are giving up their nodes, or are suspended."""
     whys = []
     starting = [block for block in blocks if block.is_starting and not block.stopping]
@@ -715,7 +715,7 @@ def stop_whys(blocks: Sequence[BlockOnNode], snapshot: ClusterSnapshot | None = 
         whys.append(WhyView(what="starting", id=shown, detail=f"placed on {', '.join(block.nodes)}, {awaited(block, snapshot)}"))
     for block in blocks:
         shown, where = job_label(block.key.submission, block.key.first), ", ".join(block.nodes)
-        view = None if snapshot is None else snapshot.placing.jobs.get((block.key.submission, block.key.first))
+        view = snapshot.placing.jobs.get((block.key.submission, block.key.first))
         if view is not None and view.turns and block.allocation is not None and block.allocation.gang:
             memory = block.allocation.memory_mib * MIB
             limited = f"; a process has {format_size(memory)}" if memory else ""
