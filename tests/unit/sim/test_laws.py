@@ -33,8 +33,8 @@ def nothing(*_: object, **__: object) -> None:
     """In place of what matters."""
 
 
-def without_notes(snap: cluster.Snapshot, *rest: Any) -> None:
-    RESTORE(replace(snap, notes=()), *rest)
+def without_notes(snap: cluster.Snapshot, *rest: Any) -> cluster.ClusterState:
+    return RESTORED(replace(snap, notes=()), *rest)
 
 
 def opened_late(self: Partition, windows: dict[int, Maintenance]) -> None:
@@ -59,7 +59,7 @@ def plan_from_memory(self: FirstFit, draft: Draft, causes: object) -> None:
 CALLS = count()
 SET_WINDOWS = Partition.set_windows
 SET_NODE = Partition.set_node
-RESTORE = cluster.restore
+RESTORED = cluster.ClusterState.restored
 
 #: What is broken -> (where, name, what stands there instead, policy that stumbles, laws that may break).
 DEFECTS: dict[str, tuple[Any, str, Any, str, set[str]]] = {
@@ -70,7 +70,7 @@ DEFECTS: dict[str, tuple[Any, str, Any, str, set[str]]] = {
     "jobs_begin_when_they_come": (Partition, "why_never", lambda *_: None, "fcfs", {"served", "applies", "sound"}),
     "dependencies_are_forgotten": (cluster.ClusterState, "waits_on", lambda *_: None, "fcfs", {"permission"}),
     "a_fork_leaves_starts_behind": (View, "back", nothing, "first_fit", {"fork"}),
-    "notes_are_not_restored": (cluster, "restore", without_notes, "migration", {"stateless"}),
+    "notes_are_not_restored": (cluster.ClusterState, "restored", without_notes, "migration", {"stateless"}),
     "held_cores_are_free_for_all": (NodePool, "take_share", nothing, "connection_reservation", {"capacity", "stateless", "applies"}),
     "a_policy_counts_its_calls": (FirstFit, "plan", plan_from_memory, "first_fit", {"pure", "stateless", "fork"}),
     "a_node_has_other_cores_and_nobody_counts": (Partition, "set_node", sized_unseen, "first_fit", {"stateless", "capacity", "applies"}),
