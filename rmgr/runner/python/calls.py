@@ -18,6 +18,7 @@ from typing import Any
 import cloudpickle
 import msgspec
 
+import rmgr
 from rmgr.errors import DataLost, PickleFailed, RmgrError, VersionMismatch
 from rmgr.model.frames import MAX_INLINE_VALUE, KeyedCall, StartWorker, TaskBatch, TaskExtra, TaskItem, Value
 from rmgr.model.states import Reason
@@ -32,7 +33,21 @@ _KEPT = 128
 #: Types of objects that stay the same, however often they are called.
 _STATELESS = (types.FunctionType, types.BuiltinFunctionType, type, type(lru_cache(None)(id)))
 _keyed = msgspec.msgpack.Decoder(KeyedCall)
+_PACKAGE = rmgr.__path__[0]
 _NONE = pickle.dumps(None, 5)
+
+
+def _package() -> tuple[int, int]:
+    """The directory of the package and the time of its last change; (0, 0) if it was removed."""
+    try:
+        found = os.stat(_PACKAGE)
+    except OSError:
+        return 0, 0
+    return found.st_ino, found.st_mtime_ns
+
+
+#: As it was when this process loaded it, or the one that it was forked from.
+_LOADED = _package()
 
 
 class WrongCount(RmgrError):
@@ -246,6 +261,9 @@ def not_begun(error: BaseException, path: str, *, keyed: bool = False) -> TaskEx
     """Returns the report of a call that could not begin. path: its file. keyed: it may have several."""
     if isinstance(error, DataLost):
         return TaskExtra(reason=Reason.DATA_LOST, summary=error.message)
+    if isinstance(error, ImportError) and (error.name or "").partition(".")[0] == "rmgr" and _package() != _LOADED:
+        why = f"rmgr was changed or removed in {_PACKAGE} of node {running.node or '?'} while its Starter ran ({error})"
+        return TaskExtra(reason=Reason.NODE_LOST, summary=why)
     is_removed = isinstance(error, FileNotFoundError) and (keyed or error.filename == path)  # a file of the Starter
     return failure(error, Reason.NODE_LOST if is_removed else Reason.START_FAILED)
 

@@ -8,6 +8,7 @@ import multiprocessing
 import os
 import pickle
 import re
+import shutil
 import signal
 import sys
 import tempfile
@@ -16,6 +17,7 @@ from functools import partial
 from pathlib import Path
 
 import cloudpickle
+import msgspec
 import pytest
 
 from rmgr.adapters.host.process import Account, Slot, Worker, WorkerSpec
@@ -23,6 +25,7 @@ from rmgr.adapters.host.workevents import SlotUp, TasksEnded, TasksReturned, Wor
 from rmgr.errors import StateConflict, VersionMismatch
 from rmgr.model.frames import BatchShape, TaskBatch, TaskItem
 from rmgr.model.states import Reason
+from rmgr.runner.python import calls
 from tests.harness.reachable import work_that_users_reach
 from tests.harness.waiting import eventually, unchanged
 from tests.harness.work_node import WorkNode, error_of, is_alive, pid_in
@@ -559,3 +562,29 @@ def test_a_task_that_forks_all_the_time_is_told_to_end_as_others_are(node: WorkN
         assert told.exists(), "it was killed before it could clean up"
         began.unlink()
         told.unlink()
+
+
+def test_a_package_that_vanishes_under_its_worker_is_a_fault_of_the_node_and_not_of_the_call(node: WorkNode, tmp_path: Path) -> None:
+    package = shutil.copytree(Path(calls.__file__).parents[2], tmp_path / "rmgr", ignore=shutil.ignore_patterns("__pycache__"))
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\nPYTHONPATH={tmp_path} exec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    slot = node.slot(11, python=str(python))
+    worker = node.worker(slot)
+
+    def load(module: str) -> tuple[Reason, str]:
+        batch = msgspec.structs.replace(node.batch(len, ("a",)), function=module, blob=f"c{module}\nx\n.".encode())
+        worker.send(batch)
+        end = node.ended(batch.items[0].seq)
+        return end.extra.reason, end.extra.summary
+
+    assert load("rmgr.nothing")[0] is Reason.START_FAILED
+    package.rename(tmp_path / "away")
+    assert load("rmgr.client.futures") == (
+        Reason.NODE_LOST,
+        f"rmgr was changed or removed in {package} of node n1 while its Starter ran (No module named 'rmgr.client')",
+    )
+    assert load("nothing.of.ours")[0] is Reason.START_FAILED
+    (tmp_path / "away").rename(package)
+    assert load("rmgr.nowhere")[0] is Reason.START_FAILED
+    slot.close()
