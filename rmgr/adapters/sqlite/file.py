@@ -98,6 +98,7 @@ class StoreFile:
             raise self.explain(error, "open") from error
         try:
             connection.execute("PRAGMA synchronous=FULL" if writes else "PRAGMA query_only=ON")
+            connection.execute("PRAGMA temp_store=MEMORY")  # a full /tmp, where SQLite would keep journals of statements, stops nobody
             if writes:
                 connection.execute("PRAGMA journal_size_limit=67108864")
         except sqlite3.Error as error:

@@ -188,6 +188,27 @@ def test_a_full_disk_is_told_and_survived(small_disk: Path) -> None:
         assert store.health() is None
 
 
+_PUT_MANY = """
+import sys
+from pathlib import Path
+from rmgr.adapters.sqlite.store import SqliteStore
+with SqliteStore(Path(sys.argv[1]), grace_s=0) as store:
+    for value in (b"x" * 2000, b"y" * 3000):  # so many, and over others, that SQLite would keep a journal of the statement
+        store.put_many([(f"k{number:04}", value) for number in range(300)])
+print("ready", flush=True)
+"""
+
+
+def test_a_full_directory_for_temporary_files_keeps_nobody_from_a_store_elsewhere(
+    small_disk: Path, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with contextlib.suppress(OSError):
+        (small_disk / "ballast").write_bytes(bytes(2**24))
+    monkeypatch.setenv("TMPDIR", str(small_disk))
+    with child(_PUT_MANY, path):
+        pass
+
+
 def test_a_full_disk_refuses_only_the_writes_that_do_not_fit(small_disk: Path) -> None:
     with SqliteStore(small_disk / "store.db", grace_s=0) as store, contextlib.ExitStack() as stack:
         store.put("k", b"1")
