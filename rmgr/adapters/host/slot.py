@@ -291,11 +291,14 @@ class Slot:
         self._node.on_events([event])
 
     def _on_frames(self, received: list[object], fds: list[int]) -> None:
-        with self.guarded():
-            if self._talk is not None:
-                self._talk.heard(self._channel.received, len(received), self._awaited(received))
-            for frame in received:
-                self._on_frame(frame, fds)
+        try:
+            with self.guarded():
+                if self._talk is not None:
+                    self._talk.heard(self._channel.received, len(received), self._awaited(received))
+                for frame in received:
+                    self._on_frame(frame, fds)
+        except OSError as error:  # no descriptor or memory is left to watch what it has started: the slot ends, not the Starter
+            self._channel.end(error.strerror or str(error))
 
     def _awaited(self, received: list[object]) -> int:
         """Counts the pieces of its work that these frames account for."""

@@ -8,6 +8,7 @@ import multiprocessing
 import os
 import pickle
 import re
+import resource
 import shutil
 import signal
 import sys
@@ -21,7 +22,16 @@ import msgspec
 import pytest
 
 from rmgr.adapters.host.process import Account, Slot, Worker, WorkerSpec
-from rmgr.adapters.host.workevents import SlotUp, TasksEnded, TasksReturned, WorkerBlocked, WorkerEnded, WorkerFailed, WorkerUnblocking
+from rmgr.adapters.host.workevents import (
+    SlotLost,
+    SlotUp,
+    TasksEnded,
+    TasksReturned,
+    WorkerBlocked,
+    WorkerEnded,
+    WorkerFailed,
+    WorkerUnblocking,
+)
 from rmgr.errors import StateConflict, VersionMismatch
 from rmgr.model.frames import BatchShape, TaskBatch, TaskItem
 from rmgr.model.states import Reason
@@ -588,3 +598,20 @@ def test_a_package_that_vanishes_under_its_worker_is_a_fault_of_the_node_and_not
     (tmp_path / "away").rename(package)
     assert load("rmgr.nowhere")[0] is Reason.START_FAILED
     slot.close()
+
+
+@pytest.mark.parametrize("free", [1, 2])
+def test_a_starter_without_descriptors_for_a_new_worker_loses_that_slot_alone(node: WorkNode, slot: Slot, free: int) -> None:
+    other = node.slot(12 + free)
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    spare = [os.open(os.devnull, os.O_RDONLY) for _ in range(free)]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(spare) + 1, limits[1]))
+    try:
+        for fd in spare:
+            os.close(fd)
+        other.start_worker(WorkerSpec())
+        lost = node.wait(SlotLost, lambda event: event.slot is other)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert ("Too many open files" if free == 2 else "none left") in lost.why
+    assert node.result(node.call(node.worker(slot), len, "abc")) == 3
