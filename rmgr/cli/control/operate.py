@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
 import uuid
@@ -18,7 +19,16 @@ from rmgr.cli.session import Session, WorkEnded, command
 from rmgr.cli.session.tables import find_one, named_nodes, positions_of
 from rmgr.cli.words.params import DURATION_US, missing
 from rmgr.coord.decisions.rights import Person, check_operator
-from rmgr.errors import DeadlineExceeded, Infeasible, NotFound, PermissionDenied, RmgrError, StateConflict, Unavailable
+from rmgr.errors import (
+    CoordinationUnavailable,
+    DeadlineExceeded,
+    Infeasible,
+    NotFound,
+    PermissionDenied,
+    RmgrError,
+    StateConflict,
+    Unavailable,
+)
 from rmgr.model.block import StopRequest, job_label
 from rmgr.model.identity import Role
 from rmgr.model.states import State
@@ -269,7 +279,7 @@ def move_each(asks: questions.Asks, asked: Sequence[tuple[str, _Order]], *, dead
     Args: asked: (the job or node, for messages; the order). deadline_s: monotonic.
     Returns: for each order the leader's answer (jobs that refused are in `left` if several were asked), or an error: the leader's
         (NotFound, StateConflict, Infeasible, Unavailable); DeadlineExceeded if nothing is known in time (the order stands until a
-        leader carries it out); CoordinationUnavailable.
+        leader carries it out); CoordinationUnavailable if it was not sent for certain. While ZooKeeper is away, answers are waited for.
     """
 
     def send(shown: str, order: _Order) -> None:
@@ -306,9 +316,10 @@ def _wait_for_answer(asks: questions.Asks, shown: str, order: _Order, deadline_s
     else:
         look = questions.ReadVacated(node=order.node, guid=order.guid)
     while True:
-        found = asks.ask(look, timeout_s=_left_s(shown, order, deadline_s))
-        if found.answered:
-            return found
+        with contextlib.suppress(CoordinationUnavailable):  # for a time: the order stands
+            found = asks.ask(look, timeout_s=_left_s(shown, order, deadline_s))
+            if found.answered:
+                return found
         machine.sleep(min(pauses.next_s(), _left_s(shown, order, deadline_s)))
 
 

@@ -13,7 +13,7 @@ from rmgr.cli.display.render import Layout, clock, columns_of_terminal, now_us, 
 from rmgr.cli.session.commands import Session
 from rmgr.cli.words.params import STATES, missing, parse_nodes
 from rmgr.cli.words.selectors import Filter, Target, parse_one, resolve
-from rmgr.errors import NotFound
+from rmgr.errors import NotFound, Unavailable, WrongCluster
 from rmgr.model.submission import parse_array
 from rmgr.model.units import counted
 
@@ -62,17 +62,24 @@ def _with_parameters_of(function: Callable[..., Any], call: Callable[..., Any]) 
 
 
 def draw(session: Session, once: Callable[[], None], *, watch: bool) -> None:
-    """Draws once, or again and again until Ctrl-C (which then is the normal end)."""
+    """Draws once, or again and again until Ctrl-C (which then is the normal end), also while parts of the cluster are away for a time."""
     if not watch:
         once()
         return
     is_screen = sys.stdout.isatty() and not session.json
+    was_there = False
     try:
         while True:
             if is_screen:
                 sys.stdout.write("\x1b[2J\x1b[H")  # clear, cursor home
                 sys.stdout.write(paint(f"{clock(now_us()):>{columns_of_terminal() - 1}}", "dim", sys.stdout) + "\n")
-            once()
+            try:
+                once()
+                was_there = True
+            except Unavailable as error:
+                if not was_there or isinstance(error, WrongCluster):
+                    raise
+                session.note(error.message)
             sys.stdout.flush()
             time.sleep(session.left_s(_INTERVAL_S))
     except KeyboardInterrupt:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import getpass
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +14,15 @@ import pytest
 from rmgr.adapters.rpc.server import RpcServer
 from rmgr.adapters.sqlite.store import SqliteStore
 from rmgr.cli import health
+from rmgr.cli import session as cli_session
 from rmgr.cli.display.render import Layout
 from rmgr.cli.listing import cluster, work
 from rmgr.cli.listing.cluster import draw_tree, tree_shape
 from rmgr.cli.main import run
+from rmgr.cli.session import tables
 from rmgr.cli.words.selectors import Filter
 from rmgr.client.queries import GangView
-from rmgr.errors import NotFound
+from rmgr.errors import CoordinationUnavailable, NotFound, StoreUnavailable, WrongCluster
 from rmgr.model.block import job_id
 from rmgr.model.node import GangClock, GangRecord
 from rmgr.model.states import State
@@ -214,3 +217,26 @@ def test_wrong_use_is_told_apart(words: list[str], capsys: pytest.CaptureFixture
 def test_credentials_that_are_not_there_are_named(tmp_path: object, capsys: pytest.CaptureFixture[str]) -> None:
     assert health.main(["127.0.0.1:1", f"{tmp_path}/none"]) == 1
     assert f"{tmp_path}/none" in capsys.readouterr().err
+
+
+def test_who_watches_goes_on_while_parts_are_away_but_not_with_what_never_was_there(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(time, "sleep", lambda _: None)
+
+    def watched(*ends: BaseException | None) -> None:
+        left = list(ends)
+
+        def once() -> None:
+            if (end := left.pop(0)) is not None:
+                raise end
+
+        tables.draw(cli_session.Session(), once, watch=True)
+        assert not left
+
+    watched(None, CoordinationUnavailable("ZooKeeper: the session was lost"), StoreUnavailable("no store"), None, KeyboardInterrupt())
+    assert capsys.readouterr().err == "rmgr: ZooKeeper: the session was lost\nrmgr: no store\n"
+    with pytest.raises(CoordinationUnavailable):
+        watched(CoordinationUnavailable("no ZooKeeper"))
+    with pytest.raises(WrongCluster):
+        watched(None, WrongCluster("another cluster"))

@@ -26,8 +26,8 @@ from rmgr.coord.protocol import keys, paths
 from rmgr.coord.protocol.multi import Committed
 from rmgr.coord.protocol.records import decode_record
 from rmgr.daemons.starter.core.uploads import unpack
-from rmgr.errors import Infeasible, StateConflict, UsageError, ValueTooLarge
-from rmgr.model.block import StopRequest
+from rmgr.errors import CoordinationUnavailable, Infeasible, StateConflict, UsageError, ValueTooLarge
+from rmgr.model.block import StopKind, StopRequest
 from rmgr.model.submission import OnDisconnect, Work
 from rmgr.submitter.answers import Answers
 from rmgr.submitter.questions import MoveTask
@@ -199,6 +199,23 @@ def test_jobs_are_asked_at_once_and_each_gets_its_own_answer() -> None:
     assert isinstance(stays, StateConflict)
     assert stays.message == "it goes on"
     coordinator.close()
+
+
+def test_who_waits_for_a_move_goes_on_waiting_while_zookeeper_is_away() -> None:
+    class Away:
+        """ZooKeeper falls silent as soon as the order is given, and is back at the third question."""
+
+        asked = 0
+
+        def ask(self, question: Any, *, timeout_s: float = 30.0) -> Any:
+            self.asked += 1
+            if self.asked in {2, 3}:
+                raise CoordinationUnavailable("ZooKeeper: the session was lost")
+            return StopRequest(kind=StopKind.MIGRATE, answered=self.asked > 1, done=((7, 0, "it waits"),))
+
+    (moved,) = move_each(Away(), [("7", MoveTask(number=7, guid="a" * 32, attempt=1))], deadline_s=time.monotonic() + 60)
+    assert isinstance(moved, StopRequest)
+    assert moved.done == ((7, 0, "it waits"),)
 
 
 def test_directories_of_the_user_travel_and_installed_ones_do_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
