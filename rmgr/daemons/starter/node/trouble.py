@@ -24,6 +24,7 @@ from rmgr.errors import RmgrError
 from rmgr.model.node import Drain, Trouble, TroubleKind
 from rmgr.model.states import Reason
 from rmgr.model.units import format_size
+from rmgr.runner.host import home
 from rmgr.runtime import machine
 from rmgr.runtime.story import Pause, Story
 
@@ -39,6 +40,8 @@ _KINDS = (
 )  # fmt: skip
 #: Pause after a refused commit (an older tree has no place for troubles), and between two wordings of the same trouble.
 _RETRY_S, _REWORD_S = 5.0, 30.0
+#: How often the package is looked for (s).
+_LOOK_S = 1.0
 _LONGEST = 1000
 _MOST_USERS = 32
 #: The node is drained when inputs have waited for the store this long.
@@ -156,7 +159,8 @@ def _are_alike(one: Trouble, other: Trouble) -> bool:
 
 # -- reasons to drain ------------------------------------------------------------------------------------------------------
 # Reasons for which the nodes of a Starter take no new work: an operator, a full disk, a data store that is away, a used up quota of
-# ZooKeeper, a wrong clock, or the end of the Starter. Each reason comes and goes by itself; a node works again when none is left.
+# ZooKeeper, a wrong clock, a package that was removed, or the end of the Starter. Each reason comes and goes by itself; a node works
+# again when none is left.
 
 
 class Drains:
@@ -166,14 +170,16 @@ class Drains:
         self._shared = shared
         self._nodes = shared.agents.values()
         self._log = shared.log
+        self._no_package, self._next_look_s = "", -math.inf
 
     def settle(self, now_s: float) -> None:
-        """Checks the disk, the store, ZooKeeper's quotas, the clock and the certificate."""
+        """Checks the disk, the store, ZooKeeper's quotas, the clock, the certificate and the package."""
         self._set("disk", self._shared.disk.look(now_s), over="there is room on the disk again")
         self._set("store", self._store_trouble(now_s), over="the data store answers again")
         full, gate = self._shared.committer.over_quota, self._shared.gate
         self._set(TroubleKind.QUOTA, f"its commits wait: {full}" if full else "", over="ZooKeeper takes its commits")
         self._set(TroubleKind.TRUST, gate.fault(now_s) if gate is not None else "", over="it judges and signs work")
+        self._set(TroubleKind.OTHER, self._package_trouble(now_s), over="rmgr is there again")
 
     def ordered(self, node: NodeAgent, found: Stamped | None) -> None:
         """Drains or resumes the node as an operator has ordered."""
@@ -201,6 +207,14 @@ class Drains:
         if starved_s is not None and now_s - starved_s > _STARVED_S:
             return "the data store does not answer, so inputs of work cannot be read"
         return ""
+
+    def _package_trouble(self, now_s: float) -> str:
+        """Returns that rmgr was removed, "" if it was there within the last second: without it no slot opens, and calls do not load."""
+        if now_s >= self._next_look_s:
+            self._next_look_s = now_s + _LOOK_S
+            is_there = home.source("rmgr.runner.spawner").exists()
+            self._no_package = "" if is_there else f"rmgr was removed from {home.ROOT}: install it there, or restart the Starter elsewhere"
+        return self._no_package
 
     def _set(self, who: str, why: str, *, over: str) -> None:
         for node in self._nodes:

@@ -19,6 +19,7 @@ from rmgr.daemons.starter.core.uploads import NoRoom, StagingRoom
 from rmgr.daemons.starter.node.trouble import MAX_DEPTH, MAX_THINGS, DiskCaps, Drains, Use, count, excess, given
 from rmgr.errors import ValueTooLarge
 from rmgr.model.node import Drain, TroubleKind
+from rmgr.runner.host import home
 
 
 @dataclass
@@ -88,6 +89,19 @@ def test_a_clock_that_would_refuse_work_drains_all_nodes_until_it_is_right() -> 
     assert [list(node.drains.values()) for node in nodes] == [[told["fault"]]] * 2
     told["fault"] = ""
     drains.settle(1.0)
+    assert [node.drains for node in nodes] == [{}, {}]
+
+
+def test_a_package_that_was_removed_drains_all_nodes_until_it_is_there_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, nodes, drains = made()
+    drains.settle(0.0)
+    assert [node.drains for node in nodes] == [{}, {}]
+    with monkeypatch.context() as patch:
+        patch.setattr(home, "ROOT", tmp_path)
+        drains.settle(1.0)
+        told = f"rmgr was removed from {tmp_path}: install it there, or restart the Starter elsewhere"
+        assert [list(node.drains.values()) for node in nodes] == [[told]] * 2
+    drains.settle(2.0)
     assert [node.drains for node in nodes] == [{}, {}]
 
 
