@@ -599,6 +599,21 @@ def test_only_processes_of_the_job_that_catch_the_signal_get_it(family: Family, 
     assert all(process.poll() is None for process in family.processes.values()), "nobody has died of it"
 
 
+def test_a_bash_that_catches_every_signal_to_clean_up_is_told_only_where_its_script_names_it(family: Family, tmp_path: Path) -> None:
+    waits = "while :; do sleep 0.05; done"
+    family.start("cleans", f'trap : EXIT; touch "$0"; {waits}', command=("bash",))
+    family.start("reads", 'exec 9<> <(:); touch "$0"; while :; do read -rt 0.05 -u 9; done', command=("bash",))
+    family.start("traps", f"""trap : EXIT; trap 'touch "$0.told"' USR1; touch "$0"; {waits}""", command=("bash",))
+    script = tmp_path / "script.sh"
+    script.write_text(f"""trap : EXIT; trap 'touch "$3.told"' SIGUSR1; touch "$3"; {waits}""")
+    family.start("file", "", command=("bash", str(script)))
+    eventually(lambda: asking.catches(family.processes["reads"].pid, signal.SIGUSR1), "it reads with a time limit")
+    told = {family.processes[name].pid for name in ("traps", "file")}
+    assert {*asking.notify(family.marker, None)} == told
+    eventually(lambda: (tmp_path / "traps.told").exists() and (tmp_path / "file.told").exists(), "both were told")
+    assert all(process.poll() is None for process in family.processes.values()), "nobody has died of it"
+
+
 def test_a_child_that_has_not_become_another_program_yet_does_not_die_of_its_parents_handler(
     family: Family, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -13,6 +13,7 @@ import json
 import math
 import os
 import signal
+import stat
 import threading
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from concurrent.futures import Future
@@ -63,6 +64,8 @@ _LAUNCHERS = frozenset(
 )
 #: The same for rmgr: `rmgr run` and `rmgr agent` of jobs.
 _RANK_CLIENT = b"rmgr.runner.ranks.client"
+#: Signals that few programs catch, and that bash catches with all others that would end it; most bytes of a script that are looked at.
+_BASH_CATCHES, _SCRIPT_BYTES = (signal.SIGTRAP, signal.SIGSYS, signal.SIGXFSZ, signal.SIGUSR2), 1 << 20
 #: How long a process must have had a handler for SIGUSR1.
 _SETTLED_S = 0.1
 _KILL_ROUNDS, _KILL_PAUSE_S = 200, 0.01
@@ -442,7 +445,8 @@ def notify(marker: str, account: Account | None, spare: Iterable[int] = ()) -> l
 
 
 def _catching(marker: str, account: Account | None, spare: Iterable[int]) -> list[int]:
-    return [pid for pid in members(marker, account, spare) if catches(pid, signal.SIGUSR1) and not _is_launcher(pid)]
+    found = [pid for pid in members(marker, account, spare) if catches(pid, signal.SIGUSR1)]
+    return [pid for pid in found if not _is_launcher(pid) and not _would_end(pid)]
 
 
 def end_all(marker: str, account: Account | None, spare: Iterable[int] = ()) -> bool:
@@ -473,6 +477,25 @@ def children_of(pid: int) -> list[int]:
     with contextlib.suppress(OSError), open(f"/proc/{pid}/task/{pid}/children", "rb") as file:
         return [int(child) for child in file.read().split()]
     return []
+
+
+def _would_end(pid: int) -> bool:
+    """Returns whether the process is a bash that catches SIGUSR1 only to clean up before it ends by it.
+
+    bash catches all signals that end it as soon as it has a trap for EXIT or reads with a time limit. Whether it has a trap of its own
+    for SIGUSR1 then, too, only the text of its script says. Cost: 20 us for other programs.
+    """
+    try:
+        if os.path.basename(os.readlink(f"/proc/{pid}/exe")) != "bash" or not all(catches(pid, signum) for signum in _BASH_CATCHES):
+            return False
+        texts = [Path(f"/proc/{pid}/cmdline").read_bytes()]
+        script = f"/proc/{pid}/fd/255"  # where bash has the file that it runs
+        if os.path.exists(script) and stat.S_ISREG(os.stat(script).st_mode):
+            with open(script, "rb") as file:
+                texts.append(file.read(_SCRIPT_BYTES))
+    except OSError:  # it has ended
+        return True
+    return not any(b"USR1" in text for text in texts)
 
 
 def _is_launcher(pid: int) -> bool:
