@@ -27,7 +27,7 @@ FREE = re.compile(r"^(?:COMMAND|-|\.\.\.|" + HOLE + ")")
 PROSE = {
     *("a", "again", "amendment", "asks", "cluster", "directly", "ever", "finds", "goes", "in", "is", "knows", "looks", "needs", "of"),
     *("on", "one", "placed", "record", "records", "result", "spawner", "that", "through", "tries", "understands", "unites", "value"),
-    *("waits", "work", "works", "writes", "yet"),
+    *("waits", "was", "work", "works", "writes", "yet"),
 }
 #: Options that a server's function gives a command, and those that it has inside a job.
 _LOOSE = {"call": None, "run": {"-l", "--label"}}
