@@ -11,6 +11,7 @@ from __future__ import annotations
 import concurrent.futures as stdlib
 import contextlib
 import itertools
+import operator
 import sys
 import threading
 import weakref
@@ -93,13 +94,14 @@ class Executor(stdlib.Executor):
         timeout: float = 30.0,
     ) -> None:
         asked = {name: value for name, value in locals().items() if name not in {"self", "connection", "__class__"}}
-        if max_workers is not None and max_workers <= 0:
+        cap = None if max_workers is None else operator.index(max_workers)
+        if cap is not None and cap <= 0:
             raise ValueError("max_workers must be greater than 0")
         if initializer is not None and not callable(initializer):
             raise TypeError("initializer must be a callable")
         if output not in {"echo", "live", "log"}:
             raise ValueError(f"output must be 'echo', 'live' or 'log', not {output!r}")
-        self._cap = max_workers
+        self._cap = cap
         named = {"name": name or "executor", "python": python}  # until its first call
         options = Options(**{key: asked[key] for key in OF_CALLS} | named)
         connection = connection or connect()
@@ -107,7 +109,7 @@ class Executor(stdlib.Executor):
         self._core = core = Core(
             connection,
             options,
-            cap=max_workers,
+            cap=cap,
             modules=tuple(modules),
             initializer=None if initializer is None else (initializer, tuple(initargs)),
             group=machine.guid() if initializer is not None else "",

@@ -467,19 +467,21 @@ def tail_of(pieces: Sequence[bytes], lines: int) -> list[str]:
 class Line(str):
     """A line that a task has written, without its line end; invalid UTF-8 becomes U+FFFD.
 
-    Attributes: task_id ("42_7"), attempt, stream ("stdout" or "stderr").
+    Attributes: task_id ("42_7"), attempt, stream ("stdout" or "stderr"), data (the line as it was written).
     """
 
-    __slots__ = ("attempt", "stream", "task_id")
+    __slots__ = ("attempt", "data", "stream", "task_id")
     task_id: str
     attempt: int
     stream: str
+    data: bytes
 
     @classmethod
     def of(cls, data: bytes, piece: OutputPiece) -> Line:
         """Returns a line of the task that wrote `piece`."""
         made = cls(data.decode("utf-8", "replace"))
         made.task_id, made.attempt, made.stream = f"{piece.submission}_{piece.position}", piece.attempt, piece.stream
+        made.data = data
         return made
 
 

@@ -10,7 +10,7 @@ import queue
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, TextIO, TypeVar
 
 from rmgr.client.futures import Deadline, Future, giving_slot_back
 from rmgr.client.logs import EndedTask, Line, LineCutter, LiveOutput, OutputPiece, claims_of, read_flushed
@@ -156,18 +156,25 @@ class ConnectionReach:
 
 
 def write(store: Store, number: int, outcome: Outcome, attempt: int) -> None:
-    """Writes the output of one ended attempt of an Executor's call, as the workers of a process pool do. Never raises.
-
-    Replaces characters that a stream's encoding cannot show.
-    """
+    """Writes the output of one ended attempt of an Executor's call, as the workers of a process pool do. Never raises."""
     for at, stream in enumerate((sys.stdout, sys.stderr)):
-        try:
-            text = _output(store, number, outcome, attempt, at).decode("utf-8", "replace")
-            if text and stream is not None:
-                stream.write(shown_on(text, stream))
-                stream.flush()
-        except (RmgrError, OSError, ValueError):
-            continue
+        with contextlib.suppress(RmgrError, OSError, ValueError):
+            data = _output(store, number, outcome, attempt, at)
+            if data and stream is not None:
+                _put(stream, data)
+
+
+def _put(stream: TextIO, data: bytes) -> None:
+    """Writes `data` and flushes: text as the stream's encoding can show it, other bytes as they are if the stream takes bytes."""
+    raw = getattr(stream, "buffer", None)
+    try:
+        text = data.decode("utf-8", "replace" if raw is None else "strict")
+    except UnicodeDecodeError:
+        stream.flush()
+        raw.write(data)
+    else:
+        stream.write(shown_on(text, stream))
+    stream.flush()
 
 
 def _output(store: Store, number: int, outcome: Outcome, attempt: int, at: int) -> bytes:
@@ -276,8 +283,7 @@ class LiveEcho:
         for line in lines:
             stream = sys.stdout if line.stream == keys.STREAMS[0] else sys.stderr
             with contextlib.suppress(OSError, ValueError, AttributeError):  # the reader is gone, or there is no such stream
-                stream.write(shown_on(f"{line.task_id}: {line}\n" if several else f"{line}\n", stream))
-                stream.flush()
+                _put(stream, b"%s%s\n" % (f"{line.task_id}: ".encode() if several else b"", line.data))
 
 
 class LongEcho(LiveEcho):

@@ -27,6 +27,7 @@ import struct
 import sys
 import threading
 import time
+import traceback
 import types
 import typing
 import weakref
@@ -1007,7 +1008,9 @@ def loads(data: bytes) -> Any:
         return pickle.loads(data)  # noqa: S301 - unpickled where the user's work is, and nowhere else
     except (ImportError, pickle.UnpicklingError, EOFError):
         raise
-    except Exception:
+    except Exception as error:
+        if any(frame.f_code.co_name == "<module>" for frame, _ in traceback.walk_tb(error.__traceback__)):
+            raise  # a module raised it while it was imported, and would be imported again
         unpickler = _Lenient(io.BytesIO(data))
         with contextlib.suppress(Exception):
             value = unpickler.load()

@@ -74,6 +74,8 @@ def test_what_libraries_look_at_is_there() -> None:
     for number in (0, -1):
         with pytest.raises(ValueError, match="max_workers must be greater than 0"):
             Executor(number)
+    with pytest.raises(TypeError, match="'float' object cannot be interpreted as an integer"):
+        Executor(1.5)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="initializer must be a callable"):
         Executor(initializer=3)  # type: ignore[arg-type]
 

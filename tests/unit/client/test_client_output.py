@@ -81,6 +81,22 @@ def test_what_a_stream_cannot_show_is_replaced_and_nothing_is_dropped(
     assert [raw.getvalue() for raw in outs.values()] == [shown, shown]
 
 
+def test_bytes_that_are_no_text_are_written_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = b"na\xefve \xff\xfe\nplain\n"
+    outs = {name: io.BytesIO() for name in ("stdout", "stderr")}
+    for name, raw in outs.items():
+        monkeypatch.setattr(sys, name, io.TextIOWrapper(raw, encoding="utf-8"))
+    write(cast("Any", None), 1, Outcome(index=0, state=State.COMPLETED, log=(data, data)), 1)
+    live = LiveEcho(cast("Any", SimpleNamespace(handle=None, number=1)))
+    for stream in outs:
+        piece = OutputPiece(submission=1, position=0, attempt=1, stream=stream, data=data, time_us=0)
+        live.show(LineCutter().take(piece))
+    assert [raw.getvalue() for raw in outs.values()] == [data * 2, data * 2]
+    monkeypatch.setattr(sys, "stdout", io.StringIO())  # it takes no bytes
+    write(cast("Any", None), 1, Outcome(index=0, state=State.COMPLETED, log=(data, b"")), 1)
+    assert cast("io.StringIO", sys.stdout).getvalue() == "na\ufffdve \ufffd\ufffd\nplain\n"
+
+
 def test_streams_without_an_encoding_get_the_text_itself() -> None:
     class Kept:  # as notebooks put in the place of stdout
         def __init__(self) -> None:

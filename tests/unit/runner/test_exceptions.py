@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable
 from concurrent.futures import CancelledError
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Self
 
 import pytest
@@ -237,6 +238,15 @@ def test_what_else_cannot_be_unpickled_is_said_as_it_is() -> None:
         program.loads(pickle.dumps(RaisesWhenRead()))
     with pytest.raises(TypeError, match="takes 1 positional argument but 2 were given"):
         program.loads(pickle.dumps([TakesOthers(code=3, why="so"), RaisesWhenRead()]))
+
+
+def test_a_module_that_raises_while_it_is_imported_is_imported_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "raises_at_import.py").write_text("import sys\nsys.times_imported += 1\nraise RuntimeError('no')\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sys, "times_imported", 0, raising=False)
+    with pytest.raises(RuntimeError, match="no"):
+        program.loads(b"craises_at_import\nname\n.")
+    assert sys.times_imported == 1  # type: ignore[attr-defined]
 
 
 def test_the_remote_traceback_is_the_cause_and_the_context_stays() -> None:
