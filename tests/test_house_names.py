@@ -49,7 +49,7 @@ def resolves(dotted: str) -> bool:
     for part in re.split(r"[.:]", dotted)[1:]:
         if part.startswith("__"):  # every module has these
             return True
-        if (at / part).is_dir():
+        if (at / part / "__init__.py").exists():  # a directory that only holds what was compiled is gone
             at /= part
         elif (file := at / f"{part}.py").exists():
             at = file
