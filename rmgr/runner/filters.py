@@ -13,6 +13,8 @@ from typing import Any
 #: (action, pattern of messages, category as "module.name", pattern of modules, line or "0"); "" matches all.
 Filter = tuple[str, str, str, str, str]
 _PLAIN = re.compile("").flags
+#: As if there were no filters: Python shows what none matches.
+_NONE: Filter = ("default", "", "builtins.Warning", "", "0")
 #: What an interpreter begins with.
 USUAL: tuple[Filter, ...] = (
     ("default", "", "builtins.DeprecationWarning", "__main__", "0"),
@@ -21,9 +23,9 @@ USUAL: tuple[Filter, ...] = (
 
 
 def current() -> tuple[Filter, ...]:
-    """Returns the filters of this process, the first that matches counts; those that no text can describe are left out."""
-    found = tuple(map(_described, warnings.filters))
-    return tuple(one for one in found if one is not None)
+    """Returns the filters of this process, at least one; the first that matches counts. Those that no text can describe are left out."""
+    found = map(_described, warnings.filters)
+    return tuple(one for one in found if one is not None) or (_NONE,)
 
 
 def _described(given: Any) -> Filter | None:
@@ -31,7 +33,8 @@ def _described(given: Any) -> Filter | None:
     texts = [_pattern(message, re.IGNORECASE), _pattern(module, 0)]
     if None in texts or not isinstance(category, type):
         return None
-    return str(action), str(texts[0]), f"{category.__module__}.{category.__qualname__}", str(texts[1]), str(line)
+    name = category.called if isinstance(category, _Named) else f"{category.__module__}.{category.__qualname__}"
+    return str(action), str(texts[0]), name, str(texts[1]), str(line)
 
 
 def _pattern(given: Any, flags: int) -> str | None:
