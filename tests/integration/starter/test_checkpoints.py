@@ -607,10 +607,13 @@ def test_a_bash_that_catches_every_signal_to_clean_up_is_told_only_where_its_scr
     script = tmp_path / "script.sh"
     script.write_text(f"""trap : EXIT; trap 'touch "$3.told"' SIGUSR1; touch "$3"; {waits}""")
     family.start("file", "", command=("bash", str(script)))
+    family.start("small", f"""trap : EXIT; trap 'touch "$0.told"' usr1; touch "$0"; {waits}""", command=("bash",))
+    family.start("number", f"""trap : EXIT; trap 'touch "$0.told"' {int(signal.SIGUSR1)}; touch "$0"; {waits}""", command=("bash",))
+    family.start("sleeps", f"""trap 'sleep 10' EXIT; touch "$0"; {waits}""", command=("bash",))
     eventually(lambda: asking.catches(family.processes["reads"].pid, signal.SIGUSR1), "it reads with a time limit")
-    told = {family.processes[name].pid for name in ("traps", "file")}
-    assert {*asking.notify(family.marker, None)} == told
-    eventually(lambda: (tmp_path / "traps.told").exists() and (tmp_path / "file.told").exists(), "both were told")
+    names = ("traps", "file", "small", "number")
+    assert {*asking.notify(family.marker, None)} == {family.processes[name].pid for name in names}
+    eventually(lambda: all((tmp_path / f"{name}.told").exists() for name in names), "all were told")
     assert all(process.poll() is None for process in family.processes.values()), "nobody has died of it"
 
 

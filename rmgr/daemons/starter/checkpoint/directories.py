@@ -12,6 +12,7 @@ import hashlib
 import json
 import math
 import os
+import re
 import signal
 import stat
 import threading
@@ -66,6 +67,10 @@ _LAUNCHERS = frozenset(
 _RANK_CLIENT = b"rmgr.runner.ranks.client"
 #: Signals that few programs catch, and that bash catches with all others that would end it; most bytes of a script that are looked at.
 _BASH_CATCHES, _SCRIPT_BYTES = (signal.SIGTRAP, signal.SIGSYS, signal.SIGXFSZ, signal.SIGUSR2), 1 << 20
+#: How a script names SIGUSR1: bash takes it in small letters, and as a number behind what the trap does, too.
+_NAMES_USR1 = re.compile(
+    rb"""usr1|\btrap\s+(?:--\s+)?(?:'[^']*'|"(?:[^"\\]|\\.)*"|[^\s'"]+)(?:[ \t]+\w+)*?[ \t]+%d\b""" % signal.SIGUSR1, re.IGNORECASE
+)
 #: How long a process must have had a handler for SIGUSR1.
 _SETTLED_S = 0.1
 _KILL_ROUNDS, _KILL_PAUSE_S = 200, 0.01
@@ -489,13 +494,21 @@ def _would_end(pid: int) -> bool:
         if os.path.basename(os.readlink(f"/proc/{pid}/exe")) != "bash" or not all(catches(pid, signum) for signum in _BASH_CATCHES):
             return False
         texts = [Path(f"/proc/{pid}/cmdline").read_bytes()]
-        script = f"/proc/{pid}/fd/255"  # where bash has the file that it runs
-        if os.path.exists(script) and stat.S_ISREG(os.stat(script).st_mode):
-            with open(script, "rb") as file:
-                texts.append(file.read(_SCRIPT_BYTES))
+        with contextlib.suppress(OSError):  # it runs no file, or none that can be read
+            texts.append(_script(f"/proc/{pid}/fd/255"))  # where bash has the file that it runs
     except OSError:  # it has ended
         return True
-    return not any(b"USR1" in text for text in texts)
+    return not any(map(_NAMES_USR1.search, texts))
+
+
+def _script(link: str) -> bytes:
+    """Returns the beginning of the file behind a link of /proc, nothing of what is no file: a user may have put a pipe there, to be waited
+    for without end. Raises: OSError."""
+    fd = os.open(link, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+    try:
+        return os.read(fd, _SCRIPT_BYTES) if stat.S_ISREG(os.fstat(fd).st_mode) else b""
+    finally:
+        os.close(fd)
 
 
 def _is_launcher(pid: int) -> bool:
