@@ -61,13 +61,14 @@ def answered(method: Callable[..., Any], request: Any, timeout_s: float, metadat
 
 
 class Client:
-    """A channel to one endpoint; every call may be repeated, has a deadline, and raises errors of `rmgr.errors`.
+    """A channel to one endpoint; every call has a deadline, and raises errors of `rmgr.errors`.
 
     via: endpoint of a gateway that forwards the calls, "" = none. credentials: this client's, None in an open cluster.
     """
 
     role = Role.WATCHDOG  #: the role that the other end must prove
     stub: Callable[[grpc.Channel], Any] = health_pb2_grpc.HealthStub  #: makes the stub of the service
+    repeats = True  #: whether its calls only ask, so that one whose answer was not heard in time may be made again
 
     def __init__(self, endpoint: str, *, timeout_s: float = 5.0, via: str = "", credentials: Credentials | None = None) -> None:
         self.endpoint = endpoint
@@ -88,7 +89,9 @@ class Client:
 
     def _call(self, method: Callable[..., Any], request: Any) -> Any:
         try:
-            return answered(method, request, self.timeout_s, self._metadata)
+            if self.repeats:
+                return answered(method, request, self.timeout_s, self._metadata)
+            return method(request, timeout=self.timeout_s, metadata=self._metadata)
         except grpc.RpcError as error:
             raise rebuild(error, self.endpoint) from None
 

@@ -78,6 +78,7 @@ class MetaserverClient(Client):
     """A gateway's questions to the leader. Thread-safe; every call ends within `timeout_s`, or raises Unavailable."""
 
     stub = calls_pb2_grpc.MetaserverStub
+    repeats = False  # the leader counts picks and measurements, and a caller waits for its pick
 
     def report(self, report: GatewayReport) -> ReportAnswer:
         """Reports measurements. Raises PermissionDenied, Unavailable."""

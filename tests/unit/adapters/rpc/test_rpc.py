@@ -48,6 +48,7 @@ from rmgr.model.views import (
     WhatIfView,
     WhyView,
 )
+from tests.harness.waiting import stand_still
 
 JOB = JobView(
     id=42, name="x", user="u", queue="default", state=State.RUNNING, exit_code=0, counts={"RUNNING": 3}, nodes=("a", "b"), tasks=3
@@ -236,7 +237,10 @@ PICK = Pick(server="s1", life=LIFE, why="it", unknown=("s2",), terms=(TermView(s
 
 
 class MetaserverAnswers:
-    """Tells what it was asked."""
+    """Tells what it was asked. stands_s: for how long this process stands still at a pick."""
+
+    def __init__(self) -> None:
+        self.picks, self.stands_s = 0, 0.0
 
     def report(self, report: GatewayReport) -> ReportAnswer:
         assert report == REPORT
@@ -244,6 +248,8 @@ class MetaserverAnswers:
 
     def pick(self, asked: PickRequest) -> Pick:
         assert asked == ASKED
+        self.picks += 1
+        stand_still(self.stands_s)
         return PICK
 
     def servers(self, name: str) -> ServersView:
@@ -253,9 +259,14 @@ class MetaserverAnswers:
 
 
 @pytest.fixture
-def client() -> Iterator[MetaserverClient]:
+def metaserver() -> MetaserverAnswers:
+    return MetaserverAnswers()
+
+
+@pytest.fixture
+def client(metaserver: MetaserverAnswers) -> Iterator[MetaserverClient]:
     server = RpcServer("127.0.0.1:0")
-    server.add_generic(handler_of(MetaserverAnswers()))
+    server.add_generic(handler_of(metaserver))
     server.start()
     made = MetaserverClient(server.endpoint, credentials=None, timeout_s=60.0)
     yield made
@@ -268,6 +279,15 @@ def test_questions_and_answers_arrive_whole(client: MetaserverClient) -> None:
     with pytest.raises(Unavailable, match="does not lead") as told:
         client.servers("s1")
     assert told.value.hint == "ask another"
+
+
+def test_a_pick_is_not_asked_for_again_when_this_process_stood_still(client: MetaserverClient, metaserver: MetaserverAnswers) -> None:
+    """The leader would count the call twice, and its caller would wait twice as long."""
+    assert client.pick(ASKED) == PICK
+    client.timeout_s, metaserver.stands_s = 1.0, 2.0
+    with pytest.raises(Unavailable):
+        client.pick(ASKED)
+    assert metaserver.picks == 2
 
 
 @pytest.mark.parametrize("kind", CARRIED)
