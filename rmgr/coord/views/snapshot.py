@@ -109,7 +109,7 @@ def by_node(
     for node in {**pulled, **placed, **shared}:
         has, own = cores.get(node, 0), placed.get(node, Counter())
         could_run = Counter({user: min(most, has) for user, most in pulled.get(node, {}).items()})
-        in_turns = Counter({user: min(most, has - own[user]) for user, most in shared.get(node, {}).items()})
+        in_turns = Counter({user: min(most, max(0, has - own[user])) for user, most in shared.get(node, {}).items()})
         found[node] = dict(own + could_run + in_turns)
     return found
 

@@ -108,6 +108,8 @@ def test_jobs_that_take_turns_hold_no_more_of_a_node_than_it_has() -> None:
     ]
     used = by_node(claimed, lambda one: users.get(one.key.submission), {"n1": 4, "n2": 6})
     assert used == {"n1": {"ann": 4, "bob": 4}, "n2": {"ann": 6, "bob": 4}}
+    used = by_node(claimed, lambda one: users.get(one.key.submission), {"n1": 4})
+    assert used["n2"] == {"ann": 1}, "a node whose record has gone: what else is there stays"
 
 
 def test_only_of_users_who_have_a_cap_is_told() -> None:
