@@ -209,11 +209,17 @@ class Drains:
         return ""
 
     def _package_trouble(self, now_s: float) -> str:
-        """Returns that rmgr was removed, "" if it was there within the last second: without it no slot opens, and calls do not load."""
+        """Returns that rmgr was removed, or cannot be reached, "" if it was there within the last second: without it no slot opens, and
+        calls do not load."""
         if now_s >= self._next_look_s:
             self._next_look_s = now_s + _LOOK_S
-            is_there = home.source("rmgr.runner.spawner").exists()
-            self._no_package = "" if is_there else f"rmgr was removed from {home.ROOT}: install it there, or restart the Starter elsewhere"
+            try:
+                os.stat(home.source("rmgr.runner.spawner"))
+                self._no_package = ""
+            except (FileNotFoundError, NotADirectoryError):
+                self._no_package = f"rmgr was removed from {home.ROOT}: install it there, or restart the Starter elsewhere"
+            except OSError as error:  # a server of files that is away, or rights that have changed
+                self._no_package = f"rmgr cannot be read in {home.ROOT}: {error.strerror or error}"
         return self._no_package
 
     def _set(self, who: str, why: str, *, over: str) -> None:

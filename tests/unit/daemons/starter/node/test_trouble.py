@@ -105,6 +105,17 @@ def test_a_package_that_was_removed_drains_all_nodes_until_it_is_there_again(tmp
     assert [node.drains for node in nodes] == [{}, {}]
 
 
+def test_a_package_that_cannot_be_reached_drains_all_nodes_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not "not there" but an error: a server of files that is away, rights that have changed, or, for root too, a name that is too long."""
+    _, nodes, drains = made()
+    with monkeypatch.context() as patch:
+        patch.setattr(home, "ROOT", tmp_path / ("x" * 300))
+        drains.settle(0.0)
+        assert [["cannot be read" in why for why in node.drains.values()] for node in nodes] == [[True]] * 2
+    drains.settle(1.0)
+    assert [node.drains for node in nodes] == [{}, {}]
+
+
 def test_a_quota_of_zookeeper_that_is_used_up_drains_all_nodes_and_is_named() -> None:
     world, nodes, drains = made()
     world.over_quota = "COMPLETE: ZooKeeper's quota of /subs is used up"
