@@ -392,12 +392,15 @@ class Watchdog:
         self._log.warning("leadership_ended", epoch=leader.record.epoch, why=why)
 
     def _watch_lease(self, leader: Leader) -> Story[None]:
-        """Ends the leadership when no answer came for longer than the lease: another WatchDog may lead now, whatever the session says."""
-        while self.leader is leader and self._lease.is_valid():
+        """Ends the leadership when no answer came for longer than the lease: another WatchDog may lead now, whatever the session says.
+
+        Also when ZooKeeper's clock must be heard anew: the next term does, and begins with times that fit together.
+        """
+        while self.leader is leader and self._lease.is_valid() and not leader.term.wall.is_outdated():
             # Wakes at the end of the lease, and soon after it even if the host was suspended, which stops the timers' clock.
             yield Pause(max(0.1, min(self._lease.remaining_s(), self._lease.length_s / 2)))
         if self.leader is leader:
-            self._on_deposed("the lease is over")
+            self._on_deposed("a clock was set" if self._lease.is_valid() else "the lease is over")
 
 
 # -- the process --------------------------------------------------------------------------------------------------------------

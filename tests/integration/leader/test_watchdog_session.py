@@ -15,6 +15,7 @@ from rmgr.dev.zookeeper import ZooKeeperServer
 from rmgr.errors import NotFound, Unavailable, WrongCluster
 from rmgr.model.node import EpochRecord
 from rmgr.model.states import State
+from rmgr.runtime import machine
 from tests.harness import ended_sessions
 from tests.harness.ended_sessions import LONG_S
 from tests.harness.fair_time import FairTimer
@@ -103,6 +104,19 @@ def test_a_leader_that_is_cut_off_steps_down_within_its_lease(tmp_path: Path, ch
             assert watchdog.wait_event("leadership_began", count=2)["epoch"] == 2
         finally:
             watchdog.close()
+
+
+def test_a_leader_takes_over_anew_once_when_a_clock_was_set(watchdog: WatchdogThread, monkeypatch: pytest.MonkeyPatch) -> None:
+    """ZooKeeper may be on the same machine: it must be heard again, or the whole term goes by a time that is not even ZooKeeper's."""
+    watchdog.wait_event("leadership_began")
+    wall_s = machine.wall_s
+    monkeypatch.setattr(machine, "wall_s", lambda: wall_s() + 86_400)
+    assert watchdog.wait_event("leadership_ended")["why"] == "a clock was set"
+    assert watchdog.wait_event("leadership_began", count=2)["epoch"] == 2
+    assert "1d ahead of ZooKeeper's" in watchdog.wait_event("clock_is_wrong")["why"]
+    leader = watchdog.watchdog.leader
+    assert leader is not None
+    assert not leader.term.wall.is_outdated()
 
 
 def test_a_wiped_ensemble_ends_the_process_with_a_clear_error(watchdog: WatchdogThread, zookeeper: ZooKeeperServer) -> None:

@@ -36,3 +36,20 @@ def test_until_it_was_heard_it_is_the_machines_own(now: dict[str, float]) -> Non
     assert (clock.wall_us(), clock.fault()) == (1_086_400_000_000, "")
     clock.heard(0)
     assert (clock.wall_us(), clock.fault()) == (1_086_400_000_000, "")
+
+
+@pytest.mark.parametrize("clock_set", ["wall", "boot"])
+def test_it_is_heard_anew_once_this_machines_clock_was_set_or_the_machine_stood_still(now: dict[str, float], clock_set: str) -> None:
+    clock = ZooKeeperClock()
+    assert not clock.is_outdated()
+    now["wall"] -= DAY_S
+    assert not clock.is_outdated(), "it was not heard yet"
+    clock.heard(1_000_000_000)
+    assert (clock.fault(), clock.is_outdated()) == ("1d behind ZooKeeper's", False), "wrong, but as it was"
+    now["wall"] += 1000
+    now["boot"] += 1200
+    assert not clock.is_outdated()
+    now[clock_set] += DAY_S
+    assert clock.is_outdated()
+    clock.heard(1_000_000_000)
+    assert not clock.is_outdated()
