@@ -376,8 +376,8 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         self.named: set[Name] = set()
         self._cells: dict[str, tuple[str, str] | None] = {}
         self._variables: dict[int, _Variable] = {}
-        #: Where instances of `object` itself lie in modules, by id.
-        self._bare: dict[int, tuple[types.ModuleType, str]] | None = None
+        #: Where objects lie in a module, by id; under "" instances of `object` itself, in any module. Each is held, so ids stay theirs.
+        self._homes: dict[str, dict[int, tuple[types.ModuleType, str, object]]] = {}
         #: Objects defined by other groups: an object that two names share stays one object.
         self._others: dict[int, Name] = {}
         if versions is not None:
@@ -477,12 +477,12 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
 
     def _home_of(self, thing: object, kind: type) -> tuple[types.ModuleType, str] | None:
         """Returns the module that nodes have, and the name there, of an object that is nothing but itself: `dataclasses.MISSING`."""
-        if kind is object:  # which does not tell its module
-            if self._bare is None:
-                named = self._members_of(list(sys.modules))
-                self._bare = {id(value): (module, name) for module, name, value in named if type(value) is object}
-            return self._bare.get(id(thing))
-        return next(((module, name) for module, name, value in self._members_of([kind.__module__]) if value is thing), None)
+        where = "" if kind is object else kind.__module__  # `object` does not tell its module
+        if where not in self._homes:
+            named = self._members_of([where] if where else list(sys.modules))
+            self._homes[where] = {id(value): (module, name, value) for module, name, value in named if where or type(value) is object}
+        found = self._homes[where].get(id(thing))
+        return found and found[:2]
 
     def _members_of(self, names: list[str]) -> Iterator[tuple[types.ModuleType, str, object]]:
         private = self._program.modules()
