@@ -42,7 +42,7 @@ def nearest(name: str, known: Iterable[str], otherwise: str = "", *, cutoff: flo
     """Returns for the hint about a name that does not exist the one that was probably meant; else `otherwise`, or all of them."""
     import difflib  # typing errors are rare
 
-    names = sorted(known)
+    names = sorted(map(str, known))  # of an enumeration the values, as they are typed
     close = difflib.get_close_matches(name[:64], names, 1, cutoff) or [one for one in names if one.lower() == name.lower()]
     return f"did you mean {close[0]!r}?" if close else otherwise or f"known: {', '.join(names) or 'none'}"
 
