@@ -494,8 +494,9 @@ class Core(Tasks):
 
     def cancel_futures(self, futures: Sequence[Future]) -> list[Future]:
         """See `Tasks`."""
-        if self._throttle.cancel(set(futures)) and self.is_shut:
-            self._complete()
+        self._throttle.cancel(set(futures))
+        if self._throttle.cap and self.is_shut:
+            self._complete()  # also if `abandon` took the last waiting ones
         if self.handle is None or all(future.done() for future in futures):
             return [future for future in futures if future.cancelled()]
         return super().cancel_futures(futures)
@@ -629,12 +630,10 @@ class Throttle:
             self._waiting = deque(call for call in self._waiting if call.future not in gone)
         return taken
 
-    def cancel(self, futures: set[Future] | None = None) -> bool:
-        """Takes calls back as `take_back` does, and cancels them. Returns whether there were any."""
-        taken = self.take_back(futures)
-        for future in taken:
+    def cancel(self, futures: set[Future] | None = None) -> None:
+        """Takes calls back as `take_back` does, and cancels them."""
+        for future in self.take_back(futures):
             future.mark_cancelled()
-        return bool(taken)
 
     def waiting(self) -> list[Future]:
         """Returns the futures of the calls that wait here."""

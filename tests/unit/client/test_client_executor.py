@@ -6,6 +6,7 @@ import asyncio
 import concurrent.futures as stdlib
 import gc
 import io
+import pickle
 import sys
 import threading
 import time
@@ -202,6 +203,23 @@ def test_shutdown_may_cancel_what_has_not_started(cluster: Cluster) -> None:
         assert [future.cancelled() for future in futures] == [False] * 2 + [True] * 8
         cluster.start()
         assert [future.result(60) for future in futures[:2]] == [0, 1]
+
+
+def test_results_that_are_dropped_after_shutdown_leave_a_submission_that_is_complete_while_its_last_call_runs(cluster: Cluster) -> None:
+    cluster.on_call = lambda key, index: Outcome(index=index, value=pickle.dumps(index), elapsed_us=2_000_000)  # so each call is a block
+    with cluster.connect() as connection:
+        executor = Executor(1, connection=connection)
+        results = executor.map(square, range(4))
+        eventually(cluster.run_one)
+        assert next(results) == 0
+        runs = eventually(cluster.claim)
+        executor.shutdown(wait=False)
+        number = executor.id
+        assert number is not None
+        assert not tail_of(cluster, number).complete, "two calls wait in this process"
+        results.close()  # type: ignore[attr-defined]
+        eventually(lambda: tail_of(cluster, number).complete)
+        cluster.complete(*runs)
 
 
 def test_an_argument_that_cannot_travel_is_told_at_once(cluster: Cluster) -> None:
