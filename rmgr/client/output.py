@@ -10,7 +10,7 @@ import queue
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, TextIO, TypeVar
+from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 
 from rmgr.client.futures import Deadline, Future, giving_slot_back
 from rmgr.client.logs import EndedTask, Line, LineCutter, LiveOutput, OutputPiece, claims_of, read_flushed
@@ -166,7 +166,7 @@ def write(store: Store, number: int, outcome: Outcome, attempt: int) -> None:
 
 def _put(stream: TextIO, data: bytes) -> None:
     """Writes `data` and flushes: text as the stream's encoding can show it, other bytes as they are if the stream takes bytes."""
-    raw = getattr(stream, "buffer", None)
+    raw: Any = getattr(stream, "buffer", None)
     try:
         text = data.decode("utf-8", "replace" if raw is None else "strict")
     except UnicodeDecodeError:

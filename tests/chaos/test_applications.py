@@ -94,7 +94,7 @@ def revive(chaos: Chaos, node: str) -> None:
 
 def test_the_fragments_add_up_although_a_starter_died(three_nodes: Chaos, tmp_path: Path) -> None:
     job = newest_job(three_nodes.cluster) + 2  # the pairs
-    application = Application(three_nodes.cluster, tmp_path / "out", "fragments.py", "--progress", "--delay", "0.15")
+    application = Application(three_nodes.cluster, tmp_path / "out", "fragments.py", "--progress", "--delay", "0.5")
     told = kill_the_busiest_starter(three_nodes.cluster, tmp_path / "fault", done=0.2, nth=job)
     ended = application.end()
     node = re.search(r"node (\S+) ", told)
