@@ -219,7 +219,7 @@ class Drains:
             except (FileNotFoundError, NotADirectoryError):
                 self._no_package = f"rmgr was removed from {home.ROOT}: install it there, or restart the Starter elsewhere"
             except OSError as error:  # a server of files that is away, or rights that have changed
-                self._no_package = f"rmgr cannot be read in {home.ROOT}: {error.strerror or error}"
+                self._no_package = f"the package in {home.ROOT} cannot be read: {error.strerror or error}"
         return self._no_package
 
     def _set(self, who: str, why: str, *, over: str) -> None:
