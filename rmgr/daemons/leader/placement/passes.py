@@ -58,8 +58,8 @@ POLICY_LIMIT_S, START_S, MOST_BYTES = 5.0, 5.0, 768 << 20
 _LOOK_S = 0.25
 #: More bytes than any plan has.
 _MOST_ANSWER = 64 << 20
-#: The process ends itself this long after the leader should have killed it.
-_SPARE_S = 2.0
+#: The process ends itself this long after the leader should have killed it: longer than a machine stalls, which stops both.
+_SPARE_S = 30.0
 
 
 @dataclass(frozen=True, slots=True)
