@@ -98,7 +98,9 @@ class Client:
     def is_serving(self) -> bool:
         """Returns whether the daemon's own health service says SERVING within the deadline."""
         try:
-            reply = health_pb2_grpc.HealthStub(self._channel).Check(health_pb2.HealthCheckRequest(service=""), timeout=self.timeout_s)
+            reply = answered(
+                health_pb2_grpc.HealthStub(self._channel).Check, health_pb2.HealthCheckRequest(service=""), self.timeout_s, ()
+            )
         except grpc.RpcError:
             return False
         return bool(reply.status == health_pb2.HealthCheckResponse.SERVING)

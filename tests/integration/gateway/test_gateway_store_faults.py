@@ -179,7 +179,7 @@ def test_without_any_gateway_a_call_ends_in_time(two: Two) -> None:
         server.kill()
     with FairTimer() as timer:
         for call in (lambda: store.get("k", timeout_s=0.4), lambda: store.put("k", b"1", timeout_s=0.4)):
-            with pytest.raises(StoreUnavailable, match="cannot be reached"):
+            with pytest.raises(StoreUnavailable, match=r"cannot be reached|did not (read|write) 'k' within"):  # the latter in a stall
                 call()
     assert timer.elapsed_s < 2
     assert "cannot be reached" in (store.health(timeout_s=0.4) or "")
