@@ -54,7 +54,6 @@ wait
 export RMGR_STAGED=1
 
 # Import-linter, ruff and mypy run inside pytest (tests/test_house.py), so that its summary is the last line.
-# Six files at a time, the longest of each stage first: half of the time goes into waiting for processes and for sessions to expire.
-# At most four of them compute (tests/harness/run_stages.py).
+# Four files at a time, the longest of each stage first: half of the time goes into waiting for processes and for sessions to expire.
 # `tests/run.sh -n 0` runs one after the other.
-exec "$VENV/bin/python" -m pytest -n 6 --dist loadfile --no-loadscope-reorder --durations=10 --durations-min=1 -m "not long" "$@"
+exec "$VENV/bin/python" -m pytest -n 4 --dist loadfile --no-loadscope-reorder --durations=10 --durations-min=1 -m "not long" "$@"

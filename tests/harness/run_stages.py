@@ -1,7 +1,6 @@
 """Orders a run in stages, cheapest first: tests without processes, features on real processes, chaos; in each, the longest files first.
 
-Files that share their own cluster run one after another in one worker, or each worker would start that cluster. Of more than four workers,
-the others begin with the second stage, whose waits leave the processors to what is computed.
+Files that share their own cluster run one after another in one worker, or each worker would start that cluster.
 
 `tests/durations.json` holds how long each file takes; `RMGR_RECORD_DURATIONS=1 tests/run.sh` refreshes it. With `RMGR_STAGED=1`, which
 `tests/run.sh` sets, the first failure of a test without processes ends the run: a typo shows in minutes.
@@ -25,8 +24,6 @@ from tests.places import TESTS
 #: Trees of the later stages; all other tests belong to the first.
 _LATER = ("tests/integration/", "tests/chaos/")
 INTEGRATION = 1
-#: Workers that run the first stage; more would only take the processors from each other.
-COMPUTING = 4
 _DURATIONS = TESTS / "durations.json"
 #: Files that share a cluster, by the name of their group, in the order in which they run: those that leave much in the cluster last, those
 #: that read all of it first. No group takes longer than the other workers need for the rest of its stage.
@@ -126,13 +123,6 @@ class Stages:
         class Together(LoadFileScheduling):  # type: ignore[misc]
             def _split_scope(self, nodeid: str) -> str:
                 return group_of(nodeid)
-
-            def _assign_work_unit(self, node: Any) -> None:
-                if self.nodes.index(node) >= COMPUTING:
-                    later = next((name for name, unit in self.workqueue.items() if stage_of(next(iter(unit)))), "")
-                    if later:
-                        self.workqueue.move_to_end(later, last=False)
-                super()._assign_work_unit(node)
 
         return Together(config, log) if config.getvalue("dist") == "loadfile" else None
 

@@ -308,22 +308,6 @@ def test_no_change_reaches_nothing(tmp_path: Path) -> None:
     assert affected(tmp_path, []) == frozenset()
 
 
-def test_workers_beyond_those_that_compute_begin_with_the_second_stage(tmp_path: Path) -> None:
-    for number, tree in enumerate(("unit", "unit", "unit", "integration", "chaos")):
-        (tmp_path / "tests" / tree).mkdir(parents=True, exist_ok=True)
-        (tmp_path / "tests" / tree / f"test_{number}.py").write_text("def test():\n    pass\n")
-    (tmp_path / "conftest.py").write_text("from tests.harness import run_stages\nrun_stages.COMPUTING = 1\n")
-    environ = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")} | {"PYTHONPATH": str(ROOT)}
-    words = ["-m", "pytest", "-p", "tests.harness.run_stages", "-p", "no:cacheprovider", "-n", "2", "--dist", "loadfile", "-v"]
-    ended = subprocess.run(
-        [sys.executable, *words, "--no-loadscope-reorder", "--rootdir", str(tmp_path), "."], cwd=tmp_path, env=environ,
-        capture_output=True, text=True, timeout=300, check=False,
-    )  # fmt: skip
-    assert ended.returncode == 0, ended.stdout + ended.stderr
-    ran = dict(re.findall(r"\[(gw\d)\].* PASSED tests/(\w+)/", ended.stdout)[::-1])
-    assert sorted(ran.values()) == ["integration", "unit"], ended.stdout  # whichever worker was ready first
-
-
 #: A child that computes for as long as is said here, and a WatchDog, as far as a start of one can be seen.
 _COSTLY = """
 import subprocess, sys
