@@ -617,6 +617,14 @@ def test_a_bash_that_catches_every_signal_to_clean_up_is_told_only_where_its_scr
     assert all(process.poll() is None for process in family.processes.values()), "nobody has died of it"
 
 
+def test_a_script_of_a_megabyte_of_traps_holds_no_starter_up(family: Family, tmp_path: Path) -> None:
+    """No thread of the Starter runs while the text is looked through: its length squared was an hour, and the node was lost."""
+    script = tmp_path / "script.sh"
+    script.write_text('trap : EXIT; touch "$3"; while :; do sleep 0.05; done; ' + "trap " * 200_000)
+    family.start("traps", "", command=("bash", str(script)))
+    assert asking.notify(family.marker, None) == []
+
+
 def test_a_child_that_has_not_become_another_program_yet_does_not_die_of_its_parents_handler(
     family: Family, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -67,9 +67,11 @@ _LAUNCHERS = frozenset(
 _RANK_CLIENT = b"rmgr.runner.ranks.client"
 #: Signals that few programs catch, and that bash catches with all others that would end it; most bytes of a script that are looked at.
 _BASH_CATCHES, _SCRIPT_BYTES = (signal.SIGTRAP, signal.SIGSYS, signal.SIGXFSZ, signal.SIGUSR2), 1 << 20
-#: How a script names SIGUSR1: bash takes it in small letters, and as a number behind what the trap does, too.
+#: How a script names SIGUSR1: bash takes it in small letters, and as a number behind what the trap does, too. A word `trap` begins another
+#: trap, else a line of nothing but this word would take its length squared: for a script of a megabyte an hour, in which no thread runs.
 _NAMES_USR1 = re.compile(
-    rb"""usr1|\btrap\s+(?:--\s+)?(?:'[^']*'|"(?:[^"\\]|\\.)*"|[^\s'"]+)(?:[ \t]+\w+)*?[ \t]+%d\b""" % signal.SIGUSR1, re.IGNORECASE
+    rb"""usr1|\b(?-i:trap)\s+(?:--\s+)?(?:'[^']*'|"(?:[^"\\]|\\.)*"|[^\s'"]+)(?:[ \t]+(?!(?-i:trap)\b)\w+)*?[ \t]+%d\b""" % signal.SIGUSR1,
+    re.IGNORECASE,
 )
 #: How long a process must have had a handler for SIGUSR1.
 _SETTLED_S = 0.1
