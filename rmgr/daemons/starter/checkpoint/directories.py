@@ -14,7 +14,6 @@ import math
 import os
 import re
 import signal
-import stat
 import threading
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from concurrent.futures import Future
@@ -496,21 +495,11 @@ def _would_end(pid: int) -> bool:
         if os.path.basename(os.readlink(f"/proc/{pid}/exe")) != "bash" or not all(catches(pid, signum) for signum in _BASH_CATCHES):
             return False
         texts = [Path(f"/proc/{pid}/cmdline").read_bytes()]
-        with contextlib.suppress(OSError):  # it runs no file, or none that can be read
-            texts.append(_script(f"/proc/{pid}/fd/255"))  # where bash has the file that it runs
+        with contextlib.suppress(OSError), open(open_regular(f"/proc/{pid}/fd/255", None), "rb", buffering=0) as script:
+            texts.append(script.read(_SCRIPT_BYTES))  # what it runs, unless that is no file, or none that can be read
     except OSError:  # it has ended
         return True
     return not any(map(_NAMES_USR1.search, texts))
-
-
-def _script(link: str) -> bytes:
-    """Returns the beginning of the file behind a link of /proc, nothing of what is no file: a user may have put a pipe there, to be waited
-    for without end. Raises: OSError."""
-    fd = os.open(link, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
-    try:
-        return os.read(fd, _SCRIPT_BYTES) if stat.S_ISREG(os.fstat(fd).st_mode) else b""
-    finally:
-        os.close(fd)
 
 
 def _is_launcher(pid: int) -> bool:
