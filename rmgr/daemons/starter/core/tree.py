@@ -130,12 +130,9 @@ class Committer:
         return next(iter(self._full.values()), "")
 
     def start(self, fences: Mapping[str, int]) -> None:
-        """Begins a new registration."""
-        self._registration += 1
-        self._stories.stop()
-        self._full.clear()
+        """Begins a new registration; ends the one before, as `stop` does."""
+        self.stop()
         self._fences = dict(fences)
-        self.in_flight = 0
 
     def stop(self) -> None:
         """Ends the registration; commits in flight get no answer."""
