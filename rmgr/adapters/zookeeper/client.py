@@ -58,7 +58,7 @@ from kazoo.security import ACL, Id
 
 from rmgr.adapters.zookeeper.acl import AccessLists, PublishedLists, RoleLists
 from rmgr.adapters.zookeeper.server import ZkSecurity, explain, look, look_at_all, open_socket, tls_sentence
-from rmgr.adapters.zookeeper.session import LinkState, LinkTrouble, SessionCoordinator
+from rmgr.adapters.zookeeper.session import LinkState, LinkTrouble, SessionCoordinator, parts_of_wait
 from rmgr.adapters.zookeeper.wire import OPEN_ACL, Acl
 from rmgr.errors import ConfigError, PermissionDenied
 from rmgr.model.units import format_duration
@@ -466,16 +466,12 @@ class ZkCoordinator(SessionCoordinator):
         Raises: NotConnected if no server answers; CoordinationUnavailable if some answer but give no session (no quorum);
             PermissionDenied if the identity is refused. Each error names every server and its state.
         """
-        left_s = timeout_s
-        while not self.wait_connected(look_s := max(0.0, min(0.2, left_s))):
+        for look_s in parts_of_wait(timeout_s, 0.2):
+            if self.wait_connected(look_s):
+                return
             if self.identity_refused:  # a retry would be refused as well
                 msg = f"ZooKeeper at {self.hosts} refuses the identity of this process (authentication failed)"
                 raise PermissionDenied(msg, hint="do [security] dir and zookeeper_tls fit this cluster? rmgr doctor looks closer")
-            left_s -= look_s
-            if left_s <= 0.0:
-                break
-        else:
-            return
         raise explain(self.hosts, look_at_all(self.hosts, self._security), timeout_s)
 
     def access(self, path: str, *, timeout_s: float = 10.0) -> Future[tuple[Acl, ...] | None]:

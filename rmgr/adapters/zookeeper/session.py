@@ -17,7 +17,7 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, InvalidStateError
 from enum import Enum
 from functools import partial
@@ -227,12 +227,7 @@ class SessionCoordinator(abc.ABC):
 
     def wait_connected(self, timeout_s: float) -> bool:
         """Waits until the session is usable; returns whether it was within `timeout_s`, in which this process did not stand still."""
-        left_s = timeout_s
-        while not self._usable.wait(look_s := max(0.0, min(_LOOK_S, left_s))):
-            left_s -= look_s  # not what the clock says: a process that stood still has not read yet what came meanwhile
-            if left_s <= 0.0:
-                return False
-        return True
+        return any(map(self._usable.wait, parts_of_wait(timeout_s, _LOOK_S)))
 
     # -- operations
 
@@ -420,6 +415,19 @@ class SessionCoordinator(abc.ABC):
                 self._dead_since_s = self._clock()  # retried, later each time
                 raise
         old.end(1.0)
+
+
+def parts_of_wait(timeout_s: float, most_s: float) -> Iterator[float]:
+    """Yields the lengths of the parts of a wait, each at most `most_s`; at least one.
+
+    The parts count, not the clock: a process that stood still has not read yet what came meanwhile.
+    """
+    while True:
+        part_s = max(0.0, min(most_s, timeout_s))
+        yield part_s
+        timeout_s -= part_s
+        if timeout_s <= 0.0:
+            return
 
 
 def _tell(told: list[Answer | Refuse]) -> None:
