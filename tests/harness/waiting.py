@@ -18,6 +18,8 @@ PATIENCE_S = 120.0
 _LEAST_S, _MOST_S = 0.005, 1.0
 #: The pause before the next look grows with the time waited so far: this share of it, at most so long (s).
 _LATER, _LATEST_S = 0.1, 0.25
+#: Threads that had something to do while their process stood still have begun with it by then.
+_OTHERS_S = 0.1
 
 
 def eventually(condition: Callable[[], T | None], what: str | Callable[[], object] = "", *, within_s: float | None = None) -> T:
@@ -45,8 +47,12 @@ def eventually(condition: Callable[[], T | None], what: str | Callable[[], objec
 
 
 def stand_still(for_s: float) -> None:
-    """Lets every Python thread of this process stand still, as on a machine that does: the call keeps the interpreter's lock."""
+    """Lets every Python thread of this process stand still, as on a machine that does; the others go on before the caller does.
+
+    The call keeps the interpreter's lock for so long.
+    """
     ctypes.PyDLL(None).usleep(round(for_s * 1e6))
+    time.sleep(_OTHERS_S)
 
 
 def unchanged(look: Callable[[], object], for_s: float = 0.1) -> bool:

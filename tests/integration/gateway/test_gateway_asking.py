@@ -148,7 +148,6 @@ def test_expected_questions_travel_together_and_their_answers_serve_once(place: 
 def test_a_client_that_stood_still_hears_what_was_said_meanwhile(place: Place) -> None:
     def answer(data: bytes, caller: Caller, timeout_s: float) -> bytes:
         stand_still(4)
-        assert not threading.Event().wait(0.1)  # the client wakes first
         return place.asking.answer(data, caller, timeout_s)
 
     assert place.client(place.gateway(answer).endpoint).ask(q.ReadMeta(), timeout_s=3.0).cluster_id
