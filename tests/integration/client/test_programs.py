@@ -37,10 +37,15 @@ def test_it(capsys):
 """
 
 
+def ended(words: list[str], directory: Path, given: str | None = None, *, path: Path | None = None) -> subprocess.CompletedProcess[str]:
+    """How it ends, and what it has written. path: where it finds modules of its own."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([*([str(path)] if path is not None else []), str(ROOT)])}
+    return subprocess.run(words, cwd=directory, env=environment, capture_output=True, text=True, timeout=120, check=False, input=given)
+
+
 def run(words: list[str], directory: Path, given: str | None = None, *, path: Path | None = None) -> str:
     """What it prints. path: where it finds modules of its own."""
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([*([str(path)] if path is not None else []), str(ROOT)])}
-    done = subprocess.run(words, cwd=directory, env=environment, capture_output=True, text=True, timeout=120, check=False, input=given)
+    done = ended(words, directory, given, path=path)
     assert done.returncode == 0, f"{words}\n{done.stdout}\n{done.stderr}"
     return done.stdout
 
@@ -128,11 +133,9 @@ def test_what_a_program_ignores_is_not_shown_and_what_is_an_error_for_it_is_one(
 ) -> None:
     """Filters of warnings are the program's, as in forked workers: those of `-W` too, and of a class of its own."""
     (tmp_path / "main.py").write_text(_POOL + _WARNS)
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     told = []
     for words in (["home"], []):
-        argv = [sys.executable, *options, "main.py", *words]
-        done = subprocess.run(argv, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120, check=False)
+        done = ended([sys.executable, *options, "main.py", *words], tmp_path)
         assert done.returncode == 0, done.stderr
         told.append((done.stdout, sorted(set(done.stderr.splitlines()))))
     assert told[0] == told[1]
@@ -154,9 +157,7 @@ def test_a_module_that_calls_its_own_function_when_it_is_imported_is_told_so(liv
             print(next(future) if hasattr(future, "__next__") else future.result(60))
         """)
     )
-    words = [sys.executable, "-c", "import again"]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    done = ended([sys.executable, "-c", "import again"], tmp_path)
     assert done.returncode == 1
     assert "importing the module again calls again.square on the cluster" in done.stderr.splitlines()[-2]
     assert done.stdout.count("imported") <= 3, "here, and on one node, which tries once more to read the function"
