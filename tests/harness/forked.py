@@ -4,8 +4,8 @@ A run starts hundreds of daemons and thousands of commands; their imports were a
 hands `python -m rmgr.cli.main ...`, and programs that tests start by `application`, to a nursery: a separate process without threads or
 connections, which forks. The caller gets an ordinary Popen with pid, exit code and pipes. All other programs are executed; so are these
 if a variable differs that is read while Python or a library starts (`_EARLY`), or if a limit, a user or a descriptor is passed.
-RMGR_FORKED=0 executes all of them. Spawners of a process's own slots are forked by a second program, as its children (`_Spawners`):
-those of a test, and those of a forked Starter.
+While RMGR_FORKED=0 is set, for the whole run or by a test, all of them are executed. Spawners of a process's own slots are forked by a
+second program, as its children (`_Spawners`): those of a test, and those of a forked Starter.
 
 Tests that measure the cost and the imports of a start execute `rmgr` themselves (`tests/unit/cli/test_main.py`).
 """
@@ -52,7 +52,8 @@ _DAEMONS = frozenset({"starter", "watchdog", "submitter", "server"})
 #: A fork can still obey those in `_LATE`, and reads RMGR_FAILPOINT again.
 _EARLY = ("PYTHON", "LD_", "MALLOC_", "GRPC_", "LC_", "LANG", "TZ", "OPENSSL", "SSL_", "_RMGR_COMPLETE")
 _LATE = "PYTHONFAULTHANDLER"
-#: Values that may differ: a nursery imports from ROOT anyway, and commands that a test runs in its own process set the other one.
+#: Values that may differ: a nursery imports from ROOT anyway, which a Starter puts before its own PYTHONPATH; and commands that a test runs
+#: in its own process set the other one.
 _SAME = {("PYTHONPATH", str(ROOT)), ("PYTHONPATH", f"{ROOT}:{ROOT}"), ("GRPC_VERBOSITY", "NONE"), ("GRPC_VERBOSITY", "ERROR")}
 #: Modules that most commands use. None of them loads the library's connection, which changes how a process ends.
 _FOR_COMMANDS = (
@@ -264,7 +265,7 @@ class ForkingPopen(subprocess.Popen):  # type: ignore[type-arg]
         executable, preexec_fn, close_fds, pass_fds, cwd, env, _, _, shell, *pipes, _, gid, gids, uid, umask, new_session, group = rest
         words = list(args) if isinstance(args, list | tuple) else []
         environ = {os.fsdecode(name): os.fsdecode(value) for name, value in (os.environ if env is None else env).items()}
-        is_plain = not (shell or executable or preexec_fn) and close_fds and umask == -1
+        is_plain = os.environ.get("RMGR_FORKED") != "0" and not (shell or executable or preexec_fn) and close_fds and umask == -1
         is_plain = is_plain and gid is None and gids is None and uid is None and group == -1
         streams = [number if given == -1 else given for number, given in enumerate((pipes[0], pipes[3], pipes[5]))]
         if is_plain and new_session and os.path.isdir(cwd or "") and _spawners.takes(words, environ):
@@ -335,8 +336,7 @@ def _umask() -> int:
 
 def install() -> None:
     """Makes `subprocess.Popen`, and everything built on it, fork `rmgr`."""
-    if os.environ.get("RMGR_FORKED") != "0":
-        subprocess.Popen = ForkingPopen  # type: ignore[misc]
+    subprocess.Popen = ForkingPopen  # type: ignore[misc]
 
 
 # -- the nursery ------------------------------------------------------------------------------------------------------------

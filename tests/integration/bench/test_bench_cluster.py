@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
@@ -24,7 +23,6 @@ from rmgr.bench.tasks import Ran, shortest_s
 from rmgr.cli.main import run
 from rmgr.dev.cluster import DevCluster
 from tests.harness.ended_sessions import LONG_S
-from tests.harness.forked import ForkingPopen
 from tests.integration.commands import Shell
 
 ROW = {"system", "setup", "what", "rate", "unit", "spread", "ratio", "detail"}
@@ -39,7 +37,7 @@ def test_a_cluster_without_work_is_counted_process_by_process(
     tiny: MeasuringPlan, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     # Daemons are executed: the program that forks a forked Starter's spawners would be counted, too.
-    monkeypatch.setattr(subprocess, "Popen", ForkingPopen.__base__)
+    monkeypatch.setenv("RMGR_FORKED", "0")
     monkeypatch.setattr(bench_idle, "_NODES", 1)
     monkeypatch.setattr(bench_idle, "_WATCHDOGS", 1)
     monkeypatch.setattr(bench_idle, "_WARM_S", 0.05)
