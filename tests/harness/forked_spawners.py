@@ -1,4 +1,4 @@
-"""Forks the spawners of a test's own slots from one that has loaded everything: 10 ms of processor instead of 100.
+"""Forks the spawners of slots, of a test and of a forked Starter, from one that has loaded everything: 10 ms of processor instead of 100.
 
 A separate program without threads, started and asked by `tests/harness/forked.py`. Its forks are children of the process that asks, as
 executed ones are, and have what others read about them: variables in /proc, arguments, directory, session, descriptors. They differ in

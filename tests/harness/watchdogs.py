@@ -119,9 +119,10 @@ class Watchdogs:
         ahead_s: how wrong its machine's clock is. session_timeout_s: 0 = that of the test.
         """
         name, store = f"w{len(self._processes) + 1}", f"sqlite:{self._directory / self._chroot.rpartition('/')[2]}.db"
-        options = {"zk": f"{self._hosts}{self._chroot}", "store": store, "failpoint": failpoint}
-        lasts_s = session_timeout_s or self._session_timeout_s
-        process = WatchdogProcess(self._directory, name, session_timeout_s=lasts_s, ahead_s=ahead_s, **options)
+        process = WatchdogProcess(
+            self._directory, name, zk=f"{self._hosts}{self._chroot}", store=store,
+            session_timeout_s=session_timeout_s or self._session_timeout_s, failpoint=failpoint, ahead_s=ahead_s,
+        )  # fmt: skip
         self._processes.append(process)
         eventually(lambda: process.pid in self.standing() or not process.is_running, f"{process.name} stands for election")
         return process
