@@ -242,9 +242,8 @@ def _latest_error(session: Session, order: questions.MoveTask, shown: str, error
 
 def _running(session: Session, selector: str) -> tuple[Submission, Sequence[TaskView]]:
     """Returns the selected tasks that run. Raises: NotFound, PermissionDenied, StateConflict for anything but a running placed job."""
-    target = find_one(session, selector)
+    target, job = find_one(session, selector)
     number = target.submission
-    job = session.query().job(number)
     if job.state.is_final:
         raise StateConflict(f"{number} does not run: it has ended {job.state}", hint=f"rmgr show {number}")
     record = session.ask(questions.ReadRecord(number=number)).record

@@ -60,13 +60,11 @@ def logs(
     if follow and (attempt is not None or tail is not None or failed):
         message = "-f follows all that is written from the first line on: neither -n nor --attempt nor --failed fits"
         raise UsageError(message, hint=f"rmgr logs --failed {selector}" if failed else "rmgr logs -n N ID")
-    target = find_one(session, selector)
+    target, job = find_one(session, selector)
     streams = (only,) if only else STREAMS
     if follow:
         _follow(session, target, selector, out, streams)
         return
-    query = session.query()
-    job = query.job(target.submission)
     tasks = kept_tasks(session, job.id)
     if target.tasks:
         positions = set(positions_of(session, job.id, target.tasks, total=len(tasks)))

@@ -46,8 +46,7 @@ def show(session: Session, selectors: tuple[str, ...]) -> None:
         kind = selectors[0]
         about = "rmgr nodes" if kind.startswith("node") else "rmgr queues" if kind.startswith(("queue", "part")) else "rmgr show"
         raise UsageError(f"show takes one ID, not {len(selectors)} words", hint=f"{about} {selectors[-1]}")
-    target = find_one(session, selectors[0])
-    job = session.query().job(target.submission)
+    target, job = find_one(session, selectors[0])
     if target.tasks:
         task = find_task(session, job, target.tasks[0])
         bad = bad_ends_of(session, job, task.position) if task.state.is_final else BadEnds()
@@ -71,7 +70,7 @@ def show(session: Session, selectors: tuple[str, ...]) -> None:
 @click.argument("selector", metavar="ID")
 def explain(session: Session, selector: str) -> None:
     """Explains why work waits and for what, or how it ended."""
-    target = find_one(session, selector)
+    target, _ = find_one(session, selector)
     number = target.submission
     position = positions_of(session, number, target.tasks)[0] if target.tasks else None
     try:

@@ -18,7 +18,7 @@ from rmgr.model.submission import parse_array
 from rmgr.model.units import counted
 
 if TYPE_CHECKING:
-    from rmgr.model.views import NodeView
+    from rmgr.model.views import JobView, NodeView
 
 _INTERVAL_S = 2.0
 
@@ -89,13 +89,12 @@ def draw(session: Session, once: Callable[[], None], *, watch: bool) -> None:
 # -- words and numbers that people use (`last`, `42_7`, `n[1-3]`, array indices), as the protocol's ids ------------------------
 
 
-def find_one(session: Session, word: str) -> Target:
-    """Returns the one submission or task that `word` means. Raises NotFound, UsageError."""
-    selection = parse_one(word)
-    if not selection.needs_list:
-        number = selection.named[0]
-        return resolve(selection, [session.query().job(number)], me=session.me)[0]
-    return resolve(selection, session.query().jobs(ended=True, user=session.me), me=session.me)[0]
+def find_one(session: Session, word: str) -> tuple[Target, JobView]:
+    """Returns the one submission or task that `word` means, and the submission's view. Raises NotFound, UsageError. Cost: one question."""
+    selection, query = parse_one(word), session.query()
+    jobs = query.jobs(ended=True, user=session.me) if selection.needs_list else [query.job(selection.named[0])]
+    target = resolve(selection, jobs, me=session.me)[0]
+    return target, next(job for job in jobs if job.id == target.submission)
 
 
 def named_nodes(words: Sequence[str], found: Sequence[NodeView]) -> list[str]:

@@ -59,7 +59,7 @@ def rerun(session: Session, selector: str, failed: bool, lost: bool, tasks: Arra
     """
     if failed and lost:
         raise UsageError("--failed and --lost exclude each other", hint=f"rmgr rerun {selector} --failed")
-    target = find_one(session, selector)
+    target, _ = find_one(session, selector)
     if target.tasks and (failed or lost or tasks is not None):
         raise UsageError(f"{selector} names a task already", hint=f"rmgr rerun {target.submission} --tasks {target.tasks[0]}")
     record, total = _read_stored(session, target.submission, trust)
