@@ -173,12 +173,12 @@ def main() -> NoReturn:
         bundle = msgspec.msgpack.decode(file.read(), type=Bundle)
     program.serve(bundle.spec.program)
     sys.argv = list(bundle.spec.argv) or [""]
-    if bundle.spec.warnings:
-        filters.apply(bundle.spec.warnings)
     comm: Any = None
     try:
         check_versions(bundle.spec, node)
         _find_modules(bundle, os.path.join(place, "modules"))
+        if bundle.spec.warnings:
+            filters.apply(bundle.spec.warnings)
         comm = _communicator() if bundle.launch == "mpi" else None
         function = FunctionCache().read(bundle.blob, bundle.function)
         args, kwargs, outputs = arguments(TaskItem(bundle.seq, 0, payload=bundle.payload), keyed=bundle.keyed)

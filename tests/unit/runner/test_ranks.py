@@ -9,10 +9,14 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from rmgr.errors import UsageError
+from rmgr.model.frames import StartWorker
+from rmgr.model.states import Reason
 from rmgr.runner.host import home
+from rmgr.runner.python.rank_call import Bundle, RankAnswer
 from rmgr.runner.ranks import client as rank_client
 from rmgr.runner.ranks import ranks
 
@@ -141,3 +145,20 @@ def test_a_frame_of_gigabytes_is_refused_when_it_is_announced() -> None:
 def test_the_longest_frame_arrives() -> None:
     rest = bytes(ranks.MOST_FRAME_BYTES)
     assert list(ranks.Cutter().feed(ranks.frame(ranks.SPEC, 1, rest))) == [(ranks.SPEC, 1, rest)]
+
+
+def test_a_rank_whose_node_has_another_python_says_so_whatever_the_programs_filters_of_warnings_need(tmp_path: Path) -> None:
+    newer = ("ignore", r"(?not a pattern of this Python)", "builtins.Warning", "", "0")
+    spec = StartWorker(worker=1, python_version="9.99", warnings=(newer,))
+    answer = tmp_path / "answer"
+    bundle = Bundle(
+        spec=spec, archives=(), launch="ranks", function="", blob=b"", keyed=False, payload=b"", seq=0, directory="", answer=str(answer)
+    )
+    (tmp_path / "bundle").write_bytes(msgspec.msgpack.encode(bundle))
+    program = f"import sys; sys.path.append({str(home.ROOT)!r}); from rmgr.runner.python.rank_call import main; main()"
+    told = os.environ | {"RMGR_BUNDLE": str(tmp_path / "bundle"), "RMGR_RANK": "0", "RMGR_NODE": "a"}
+    ended = subprocess.run([sys.executable, "-c", program], env=told, capture_output=True, timeout=60, check=False)
+    assert (ended.returncode, ended.stderr) == (1, b"")
+    extra = msgspec.msgpack.decode(answer.read_bytes(), type=RankAnswer).extra
+    assert extra is not None
+    assert (extra.reason, "submitted by Python 9.99, node a runs" in extra.summary) == (Reason.START_FAILED, True)
