@@ -5,7 +5,7 @@ from __future__ import annotations
 import codecs
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
@@ -76,7 +76,7 @@ def stream(
     """Passes output on until everything followed has ended; returns whether there was any. Raises DeadlineExceeded, KeyboardInterrupt."""
     from rmgr.client.progress import ProgressDisplay
 
-    sink = sink or sink_for(session, item)
+    to = sink or sink_for(session, item)
     live = LiveOutput(session, item.number, wanted=item.wanted, streams=streams or STREAMS)
     began_s, has_begun, has_written = time.monotonic(), False, False
 
@@ -86,6 +86,12 @@ def stream(
         if attempt > 1:
             session.note(f"{label_of(item, position)}: attempt {attempt} begins on {node}; the one before was lost, failed, or was moved")
 
+    def take(pieces: Iterable[OutputPiece]) -> None:
+        nonlocal has_written
+        for piece in pieces:
+            to.take(piece)
+            has_written = True
+
     live.on_attempt = on_attempt
     try:
         with ProgressDisplay(str(item.number), enabled=False, trouble=follow.trouble) as display:
@@ -93,24 +99,18 @@ def stream(
                 display.tick()
                 if not follow.trouble():
                     live.look()
-                for piece in live.pieces():
-                    sink.take(piece)
-                    has_written = True
+                take(live.pieces())
                 for end in follow.next(_STREAM_TICK_S):
                     has_begun = True
-                    for piece in live.ended(end):
-                        sink.take(piece)
-                        has_written = True
-                    sink.done(end.position)
+                    take(live.ended(end))
+                    to.done(end.position)
                 if not has_begun and time.monotonic() - began_s > waiting.PATIENCE_S:
                     has_begun = True
                     waiting.tell_why(session, item)
-        for piece in live.pieces():
-            sink.take(piece)
-            has_written = True
+        take(live.pieces())
         return has_written
     finally:
-        sink.close()
+        to.close()
         live.close()
 
 
