@@ -20,7 +20,7 @@ from typing import TypeAlias, cast
 from rmgr.model.units import format_duration
 from rmgr.sched.capacity.gangs import cores_within
 from rmgr.sched.draft import Draft
-from rmgr.sched.job import Job, Node, Placement, Running, count_of, count_on, nodes_of
+from rmgr.sched.job import Job, Node, Placement, Running, count_of, count_on, each_node, nodes_of
 from rmgr.sched.plan import Decision, Plan, Reserve, Start, WakeAt
 from rmgr.sched.policy import Cause, Policy, Stage
 from rmgr.sched.records import Gang
@@ -302,7 +302,7 @@ def _promised(snapshot: Snapshot, stands: dict[int, Running], taken: _Taken) -> 
         if hold.job_id not in waits:
             yield f"cores are held for job {hold.job_id}, which does not wait"
         for share in hold.held:
-            for node, cores in processes_on(share.cores):
+            for node, cores in each_node(share.cores):
                 taken.cores[node] += cores
                 taken.names[node].append(f"the hold of job {hold.job_id}")
         for share in hold.waits_for:
@@ -323,7 +323,7 @@ def _crowded(gang: Gang, stands: dict[int, Running], nodes: dict[int, Node], alo
             continue  # it has ended, or waits again: its slots are empty
         together.add_memory(run)
         leaves = {node: cores for node, _, cores in cores_within(gang.leaves, *tree.span(home))}
-        for node, processes in processes_on(run.placement):
+        for node, processes in each_node(run.placement):
             if processes * run.job.threads > leaves.get(node, 0):
                 yield f"job {job_id} stands on node {node} outside of tree node {home} of gang {gang.name}"
             if run.job.exclusive and leaves.get(node, 0) < count_on(node, gang.leaves):
@@ -342,7 +342,7 @@ def misplaced(job: Job, placement: Placement, nodes: dict[int, Node]) -> Iterato
     ids = nodes_of(placement)
     if sorted(set(ids)) != ids:
         yield f"job {job.id} stands on {placement}: nodes twice or out of order"
-    total = sum(processes for _, processes in processes_on(placement))
+    total = sum(processes for _, processes in each_node(placement))
     if total != job.processes or any(processes < 1 for _, _, processes in placement):
         yield f"job {job.id} has {job.processes} processes, {total} stand on {placement}"
     for node_id in ids:
@@ -353,13 +353,6 @@ def misplaced(job: Job, placement: Placement, nodes: dict[int, Node]) -> Iterato
             yield f"job {job.id} of partition {job.partition} stands on node {node_id} of partition {node.partition}"
         elif not set(job.features) <= set(node.features):
             yield f"job {job.id} needs {', '.join(job.features)}, node {node_id} lacks it"
-
-
-def processes_on(placement: Placement) -> Iterator[tuple[int, int]]:
-    """Yields (node, number of processes) for each node of a placement."""
-    for first, last, processes in placement:
-        for node in range(first, last + 1):
-            yield node, processes
 
 
 class _Taken:
@@ -376,7 +369,7 @@ class _Taken:
 
     def add(self, run: Running) -> None:
         self.add_memory(run)
-        for node, processes in processes_on(run.placement):
+        for node, processes in each_node(run.placement):
             self.cores[node] += processes * run.job.threads
             self.names[node].append(f"job {run.job.id}")
             if run.job.exclusive:
@@ -385,7 +378,7 @@ class _Taken:
                 self.crowded[node].append(run.job.id)
 
     def add_memory(self, run: Running) -> None:
-        for node, processes in processes_on(run.placement):
+        for node, processes in each_node(run.placement):
             self.memory[node] += processes * run.job.memory_bytes
             for name, count in run.job.resources:
                 self.others[node, name] += processes * count

@@ -2,6 +2,10 @@
 
 `Chance` draws them: a seeded generator for `rmgr policy check`, Hypothesis in the tests. They are small because a law that breaks at all
 nearly always breaks with six nodes and a dozen jobs, and a person can read such a world.
+
+`Drive` leads a pipeline through a world step by step: it tells the state the facts, runs a pass and carries out its decisions, as the
+simulator and the leader do, without their machinery. Between `decide` and `carry_out` the caller may inspect everything and even replace
+the state, as a new leader would. `Budget` limits the wall-clock time of a pass and interrupts a policy that does not return.
 """
 
 from __future__ import annotations
@@ -365,7 +369,7 @@ def shrunk(world: SmallWorld, breaks: Callable[[SmallWorld], bool], *, tries: in
     return world
 
 
-# -- Drives a pipeline through a small world step by step: tells the state the facts, runs a pass, carries out its decisions.
+# -- a pipeline is led through a world -----------------------------------------------------------------------------------------
 
 #: After more passes in a row than this, caused by timers alone while nothing runs and nothing is to come, the policy waits for nothing.
 MOST_IDLE_PASSES = 50
