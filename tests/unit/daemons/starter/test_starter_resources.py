@@ -239,7 +239,7 @@ def test_the_leader_writes_what_its_processes_on_each_node_need() -> None:
     names.learn(("n1", "n2"))
     job = Job(id=7 << 20, submit_us=0, processes=3, threads=2, memory_bytes=3 << 20, resources=(("gpu", 2),))
     hold = Hold(job.id, (Share(1, ((0, 0, 3),)),), (Share(2, ((0, 1, 1),)),))
-    placer: Any = SimpleNamespace(term=SimpleNamespace(tree=None), job_table=JobTable(), names=names)
+    placer: Any = SimpleNamespace(term=None, job_table=JobTable(), names=names)
     records = Promises(placer).records_of(job, hold)
     found = {node: decode_record(data, Reserved, node) for node, data in records.items()}
     assert {node: (one.memory_mib, one.resources) for node, one in found.items()} == {"n1": (6, (("gpu", 4),)), "n2": (0, ())}
