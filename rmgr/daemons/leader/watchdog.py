@@ -10,6 +10,7 @@ Loss of the session or of the lease ends a leadership at once; only the fence de
 
 from __future__ import annotations
 
+import math
 import os
 import socket
 from collections.abc import Callable, Sequence
@@ -50,6 +51,8 @@ from rmgr.runtime.supervision import Lease, Notifier, StallGuard
 from rmgr.runtime.zookeeper_clock import ZooKeeperClock
 
 Thunk = Callable[[], object]
+#: A leader takes over anew because of clocks at most this often: where two time services set one in turn, no term would come to anything.
+_HEARING_S = 300.0
 #: Pause before a look at the line of candidates that failed is repeated, about.
 _AGAIN_S = 0.2
 #: A loop that takes longer than this for one message counts as dead: the process ends and its successor takes over.
@@ -212,6 +215,7 @@ class Watchdog:
         self.mailbox: Mailbox[Thunk] = Mailbox()
         self._io = machine.steady_pool(_IO_THREADS, "store")
         self._lease = Lease(coordinator)
+        self._next_hearing_s = -math.inf  #: by the boot clock
         self._session = 0
         self._stories = Stories(self.mailbox)  # of the current session
         self._stopping = False
@@ -396,11 +400,16 @@ class Watchdog:
 
         Also when ZooKeeper's clock must be heard anew: the next term does, and begins with times that fit together.
         """
-        while self.leader is leader and self._lease.is_valid() and not leader.term.wall.is_outdated():
+        while self.leader is leader and self._lease.is_valid():
+            now_s = machine.boottime_ns() / 1e9
+            if leader.term.wall.is_outdated() and now_s >= self._next_hearing_s:
+                self._next_hearing_s = now_s + _HEARING_S
+                self._on_deposed("a clock was set")
+                return
             # Wakes at the end of the lease, and soon after it even if the host was suspended, which stops the timers' clock.
             yield Pause(max(0.1, min(self._lease.remaining_s(), self._lease.length_s / 2)))
         if self.leader is leader:
-            self._on_deposed("a clock was set" if self._lease.is_valid() else "the lease is over")
+            self._on_deposed("the lease is over")
 
 
 # -- the process --------------------------------------------------------------------------------------------------------------

@@ -16,6 +16,8 @@ from rmgr.errors import NotFound, Unavailable, WrongCluster
 from rmgr.model.node import EpochRecord
 from rmgr.model.states import State
 from rmgr.runtime import machine
+from rmgr.runtime.supervision import Lease
+from rmgr.runtime.zookeeper_clock import ZooKeeperClock
 from tests.harness import ended_sessions
 from tests.harness.ended_sessions import LONG_S
 from tests.harness.fair_time import FairTimer
@@ -117,6 +119,32 @@ def test_a_leader_takes_over_anew_once_when_a_clock_was_set(watchdog: WatchdogTh
     leader = watchdog.watchdog.leader
     assert leader is not None
     assert not leader.term.wall.is_outdated()
+
+
+def test_clocks_that_are_set_back_and_forth_end_a_term_every_five_minutes_at_most(
+    watchdog: WatchdogThread, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else no term lasts: what a leader does once a minute is never done."""
+    monkeypatch.setattr(Lease, "length_s", 1.0)  # how often it looks follows from that
+    monkeypatch.setattr(Lease, "is_valid", lambda _: True)
+    watchdog.wait_event("leadership_began")
+    wall_s, boottime_ns = machine.wall_s, machine.boottime_ns
+    monkeypatch.setattr(machine, "wall_s", lambda: wall_s() + 86_400)
+    watchdog.wait_event("leadership_began", count=2)
+    looks: list[bool] = []
+    is_outdated = ZooKeeperClock.is_outdated
+
+    def looked(clock: ZooKeeperClock) -> bool:
+        looks.append(is_outdated(clock))
+        return looks[-1]
+
+    monkeypatch.setattr(ZooKeeperClock, "is_outdated", looked)
+    monkeypatch.setattr(machine, "wall_s", wall_s)
+    eventually(lambda: sum(looks) >= 2, "it has seen that the clock was set back")
+    assert watchdog.epoch().epoch == 2
+    monkeypatch.setattr(machine, "boottime_ns", lambda: boottime_ns() + 310 * 10**9)
+    assert watchdog.wait_event("leadership_began", count=3)["epoch"] == 3
+    assert [line["why"] for line in watchdog.events("leadership_ended")] == 2 * ["a clock was set"]
 
 
 def test_a_wiped_ensemble_ends_the_process_with_a_clear_error(watchdog: WatchdogThread, zookeeper: ZooKeeperServer) -> None:
