@@ -948,6 +948,10 @@ def _forked() -> None:
 
 os.register_at_fork(after_in_child=_forked)
 
+
+# -- what code mentions -------------------------------------------------------------------------------------------------------
+
+
 @functools.lru_cache(maxsize=4096)
 def _globals_of(code: types.CodeType) -> frozenset[str]:
     """Returns globals that code and the functions in it use."""
