@@ -40,11 +40,22 @@ def _rebuild(cls: type[RmgrError], message: str, state: dict[str, object]) -> Rm
 
 def nearest(name: str, known: Iterable[str], otherwise: str = "", *, cutoff: float = 0.6) -> str:
     """Returns for the hint about a name that does not exist the one that was probably meant; else `otherwise`, or all of them."""
+    names = sorted(map(str, known))  # of an enumeration the values, as they are typed
+    close = closest(name, names, cutoff=cutoff)
+    return f"did you mean {close[0]!r}?" if close else otherwise or f"known: {', '.join(names) or 'none'}"
+
+
+def meant(name: str, known: Iterable[str], *, cutoff: float = 0.5) -> str:
+    """Returns for the end of a message the name that was probably meant, for hints that list all of them; else nothing."""
+    return "".join(f"; did you mean {one}?" for one in closest(name, known, cutoff=cutoff))
+
+
+def closest(name: str, known: Iterable[str], most: int = 1, *, cutoff: float = 0.6) -> list[str]:
+    """Returns up to `most` known names whose likeness to `name`, capitals or not, is `cutoff` at least: the most similar first."""
     import difflib  # typing errors are rare
 
-    names = sorted(map(str, known))  # of an enumeration the values, as they are typed
-    close = difflib.get_close_matches(name[:64], names, 1, cutoff) or [one for one in names if one.lower() == name.lower()]
-    return f"did you mean {close[0]!r}?" if close else otherwise or f"known: {', '.join(names) or 'none'}"
+    by_small = {one.lower(): one for one in known}
+    return [by_small[one] for one in difflib.get_close_matches(name[:64].lower(), by_small, most, cutoff)]
 
 
 # -- errors of the caller ---------------------------------------------------------------------------------------------

@@ -25,7 +25,6 @@ formulas, which clients and gateways compute, so length, depth, exponents and ev
 from __future__ import annotations
 
 import ast
-import difflib
 import hashlib
 import json
 import math
@@ -37,7 +36,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar
 
-from rmgr.errors import UNREADABLE_TEXT, ConfigError, NotFound, RmgrError, UsageError, nearest
+from rmgr.errors import UNREADABLE_TEXT, ConfigError, NotFound, RmgrError, UsageError, meant, nearest
 from rmgr.model.units import parse_duration_us, parse_size
 
 #: dtype -> bytes of an element. Little-endian on the wire.
@@ -248,10 +247,9 @@ def named(name: str, known: Iterable[Interface]) -> Interface:
         by_name[one.key] = by_name[one.name] = one
     if name in by_name:
         return by_name[name]
-    near = difflib.get_close_matches(name[:64], by_name, 1)
     names = sorted({one.name for one in by_name.values()})
-    meant = f"; did you mean {near[0]}?" if near else ""
-    raise NotFound(f"no server offers a function {name[:80]!r}{meant}", hint=f"rmgr functions; known: {', '.join(names) or 'none'}")
+    close = meant(name, by_name)
+    raise NotFound(f"no server offers a function {name[:80]!r}{close}", hint=f"rmgr functions; known: {', '.join(names) or 'none'}")
 
 
 def function_line(interface: Interface, servers: Sequence[str]) -> str:

@@ -12,14 +12,13 @@ import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
-from difflib import get_close_matches
 from enum import Enum, StrEnum
 from fractions import Fraction
 from functools import lru_cache
 from types import NoneType, SimpleNamespace, UnionType
 from typing import Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from rmgr.errors import ConfigError, UsageError
+from rmgr.errors import ConfigError, UsageError, meant
 from rmgr.model.units import MAX_DURATION_US, MAX_SIZE_BYTES, parse_duration_us, parse_size
 from rmgr.sched.policy import Order
 
@@ -166,7 +165,7 @@ class Parameter:
 
     def _name(self, text: str) -> Any:
         if self.choices and text not in self.choices:
-            raise UsageError(f"it is none of {', '.join(self.choices)}{_meant(text, self.choices)}")
+            raise UsageError(f"it is none of {', '.join(self.choices)}{meant(text, self.choices)}")
         if isinstance(self.held, type) and issubclass(self.held, Enum):
             return self.held(text)
         return text
@@ -246,7 +245,7 @@ def tables_of(document: Mapping[str, object], key: str) -> Iterator[tuple[str, M
 def unknown(what: str, name: str, known: Iterable[str]) -> ConfigError:
     """Returns the error for an unknown name; it suggests the nearest known one, and its hint lists all."""
     names = tuple(known)
-    return ConfigError(f"no {what} is called {name!r}{_meant(name, names)}", hint=f"known: {', '.join(names) or 'none'}")
+    return ConfigError(f"no {what} is called {name!r}{meant(name, names)}", hint=f"known: {', '.join(names) or 'none'}")
 
 
 def shown(kind: Kind, value: Any) -> str:
@@ -287,11 +286,6 @@ def _shares(value: object) -> tuple[tuple[str, int], ...]:
     elif isinstance(value, Mapping) and all(isinstance(share, int) and not isinstance(share, bool) for share in value.values()):
         return tuple(sorted((str(name), share) for name, share in value.items()))
     raise UsageError(_EXPECTED[Kind.SHARES])
-
-
-def _meant(name: str, known: Iterable[str]) -> str:
-    near = get_close_matches(name.lower(), list(known), n=1, cutoff=0.5)
-    return f"; did you mean {near[0]}?" if near else ""
 
 
 # -- from fields to parameters ------------------------------------------------------------------------------------------------

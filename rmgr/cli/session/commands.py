@@ -17,6 +17,7 @@ import click
 from rmgr.cli.session.errors import with_hint
 from rmgr.cli.words.params import DURATION
 from rmgr.client.reach import Reach
+from rmgr.errors import closest
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -170,10 +171,8 @@ class _Help:
 def near(typed: str, known: Iterable[str], most: int = 3) -> list[str]:
     """Returns known names of which `typed` is a typo or the beginning; a wrong guess would be worse than none."""
     names = [name for name in known if name.lstrip("-")[:1] == typed.lstrip("-")[:1]]
-    import difflib  # typos are rare
-
     whole = [name for name in names if len(typed.lstrip("-")) > 2 and name.startswith(typed)]
-    return (whole or difflib.get_close_matches(typed, names, most, _LIKE))[:most]
+    return (whole or closest(typed, names, most, cutoff=_LIKE))[:most]
 
 
 class RmgrCommand(_Help, click.Command):

@@ -6,7 +6,6 @@ at submit (later edits change nothing), and the file need not be executable.
 
 from __future__ import annotations
 
-import difflib
 import os
 import re
 import shlex
@@ -18,7 +17,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from rmgr.client.commands.request import ScriptText
-from rmgr.errors import UsageError
+from rmgr.errors import UsageError, closest
 from rmgr.model.submission import MAX_SCRIPT_BYTES
 
 _MARK = "#RMGR"
@@ -71,7 +70,7 @@ def looks_like_script(word: str) -> bool:
         head = _head(path)
         return b"\0" not in head and (not on_path or head.startswith(b"#!"))
     if not on_path and (path.suffix in _SUFFIXES or word.startswith(("./", "../", "~/"))):
-        near = difflib.get_close_matches(path.name, _names(path.parent), 1)
+        near = closest(path.name, _names(path.parent))
         message = f"did you mean {path.parent / near[0] if '/' in word else near[0]}?" if near else "a command of the nodes goes after --"
         raise UsageError(f"there is no script {word}", hint=message)
     return False

@@ -8,7 +8,6 @@ The leader picks; if it does not answer within a second, the gateway picks, says
 
 from __future__ import annotations
 
-import difflib
 import json
 import math
 import threading
@@ -30,7 +29,7 @@ from rmgr.adapters.rpc.convert import from_message, to_message
 from rmgr.adapters.rpc.metaserver import MetaserverClient
 from rmgr.coord.calls.ledger import Life
 from rmgr.daemons.service.metaserver import Metaserver
-from rmgr.errors import UNREADABLE_TEXT, NotFound, PermissionDenied, RmgrError, UsageError
+from rmgr.errors import UNREADABLE_TEXT, NotFound, PermissionDenied, RmgrError, UsageError, closest
 from rmgr.model.interface import LARGEST, LENGTHS, Interface, offers, readable
 from rmgr.model.queue import PipelineSpec
 from rmgr.model.servers import (
@@ -168,8 +167,7 @@ class Calls:
             view.servers.extend(link.name for link in holders)
             if not holders and not view.odd:
                 view.odd = "more servers offer another interface under this name and version"
-        nearest = difflib.get_close_matches(request.name, sorted(names), 1) if request.name and not views else []
-        return pb.FunctionsReply(functions=views, nearest=nearest[0] if nearest else "")
+        return pb.FunctionsReply(functions=views, nearest="" if views else "".join(closest(request.name, sorted(names))))
 
     def _find(self, name: str, version: int) -> Interface | None:
         """Returns the valid interface of this version, or of the highest."""

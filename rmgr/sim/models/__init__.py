@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from difflib import get_close_matches
 
-from rmgr.errors import UsageError
+from rmgr.errors import UsageError, meant
 from rmgr.sim.models import feitelson96, hpc2500, lublin99
 from rmgr.sim.workload.jobs import Workload
 
@@ -46,9 +45,9 @@ def is_model(source: str) -> bool:
 
 def refuse_misspelt(source: str) -> None:
     """Raises UsageError for a name that is no file but resembles the name of a model."""
-    near = get_close_matches(source.lower(), names(), 1, 0.7)
+    near = meant(source, names(), cutoff=0.7)
     if near and not os.path.lexists(source):
-        raise UsageError(f"no model and no file is called {source!r}; did you mean {near[0]}?", hint=f"models: {', '.join(names())}")
+        raise UsageError(f"no model and no file is called {source!r}{near}", hint=f"models: {', '.join(names())}")
 
 
 def model_named(source: str, *, jobs: int | None, processors: int | None, seed: int) -> Workload:
@@ -56,7 +55,5 @@ def model_named(source: str, *, jobs: int | None, processors: int | None, seed: 
     name, _, kind = source.partition(":")
     kinds, draw = MODELS[name]
     if kind not in kinds:
-        near = get_close_matches(kind, kinds, 1)
-        meant = f"did you mean {name}:{near[0]}?" if near and near[0] else f"known: {', '.join(names())}"
-        raise UsageError(f"{name} has no kind {kind!r}", hint=meant)
+        raise UsageError(f"{name} has no kind {kind!r}{meant(kind, kinds)}", hint=f"known: {', '.join(names())}")
     return draw(jobs or JOBS, processors or OWN_PROCESSORS.get(name, PROCESSORS), seed, kind)

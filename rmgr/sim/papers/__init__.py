@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Mapping, Sequence
-from difflib import get_close_matches
 from typing import Any
 
-from rmgr.errors import UsageError
+from rmgr.errors import UsageError, meant
 from rmgr.sim.papers.report import Study
 
 #: number -> (module, subject) of each paper that can be run.
@@ -26,10 +25,9 @@ def paper_named(number: str) -> Study[Any]:
     """Returns the study of a paper. Raises: UsageError for an unknown paper; it names the nearest."""
     if number not in PAPERS:
         digits = number.strip().lower().removeprefix("paper").removesuffix(".txt").lstrip("_-")[:3].zfill(3)
-        near = [digits] if digits in PAPERS else get_close_matches(number, PAPERS, n=1, cutoff=0.3)
-        meant = f"; did you mean {near[0]}?" if near else ""
+        near = meant(digits if digits in PAPERS else number, PAPERS, cutoff=0.3)
         known = ", ".join(f"{name} ({about})" for name, (_, about) in PAPERS.items())
-        raise UsageError(f"no paper is called {number!r}{meant}", hint=f"known: {known}; all for every one")
+        raise UsageError(f"no paper is called {number!r}{near}", hint=f"known: {known}; all for every one")
     study: Study[Any] = importlib.import_module(PAPERS[number][0]).STUDY
     return study
 
@@ -44,8 +42,7 @@ def checks_named(paper: str, wanted: Sequence[str], known: Sequence[str]) -> tup
     for word in wanted:
         name = by_name.get(word.strip().lower())
         if name is None:
-            near = get_close_matches(word.strip().upper(), known, n=1, cutoff=0.3)
-            meant = f"; did you mean {near[0]}?" if near else ""
-            raise UsageError(f"paper {paper} has no check {word!r}{meant}", hint=f"known: {', '.join(known)}")
+            near = meant(word.strip(), known, cutoff=0.3)
+            raise UsageError(f"paper {paper} has no check {word!r}{near}", hint=f"known: {', '.join(known)}")
         found.add(name)
     return tuple(name for name in known if name in found)
