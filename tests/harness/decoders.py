@@ -21,7 +21,7 @@ import msgspec
 from rmgr import config
 from rmgr.adapters import policy_files
 from rmgr.adapters.access.auth import ERROR_KEY, rebuild
-from rmgr.adapters.host import worker
+from rmgr.adapters.host import slot
 from rmgr.adapters.identity import invitation
 from rmgr.adapters.rpc.convert import from_message
 from rmgr.cli.control.settings import parse_settings
@@ -163,7 +163,7 @@ DECODERS = (
         )
     ),
     Decoder(
-        "board", "adapters/host/worker.py", lambda data: worker.ends_on_board(data, 1), (FrameError,), Form.MSGPACK, kind=frames.TaskEnd
+        "board", "adapters/host/slot.py", lambda data: slot.ends_on_board(data, 1), (FrameError,), Form.MSGPACK, kind=frames.TaskEnd
     ),
     *(
         Decoder(name, _OF_RECORDS, decode, (msgspec.DecodeError,), Form.MSGPACK, kind=kind)

@@ -19,7 +19,7 @@ from tests.harness.store_adapters import ADAPTERS, Adapter, open_adapter, ready
 if TYPE_CHECKING:
     from rmgr.adapters.host.accounts import Account
     from rmgr.adapters.host.process import Slot
-    from rmgr.adapters.host.worker import Worker
+    from rmgr.adapters.host.slot import Worker
     from rmgr.adapters.zookeeper.client import ZkCoordinator
     from rmgr.client.connection import Connection
     from rmgr.coord.protocol.ports import Store

@@ -42,8 +42,7 @@ from rmgr.adapters.host import leftovers
 from rmgr.adapters.host.accounts import Account
 from rmgr.adapters.host.cgroup import CgroupConfig, Cgroups, SlotCgroup
 from rmgr.adapters.host.channel import Channel, Loop, end_program, start_program
-from rmgr.adapters.host.slot import Slot
-from rmgr.adapters.host.worker import Worker, WorkerSpec
+from rmgr.adapters.host.slot import Slot, Worker, WorkerSpec
 from rmgr.adapters.host.workevents import NodeEvent, PartBegan, PartsServed, PartStubborn, TurnerRestarted
 from rmgr.errors import ConfigError
 from rmgr.model import frames, stream, turns

@@ -10,8 +10,7 @@ from rmgr.model.frames import CommandEnd, Output, TaskEnd
 from rmgr.model.states import Reason
 
 if TYPE_CHECKING:
-    from rmgr.adapters.host.slot import Slot
-    from rmgr.adapters.host.worker import Worker
+    from rmgr.adapters.host.slot import Slot, Worker
 
 
 class SlotUp(msgspec.Struct, frozen=True):

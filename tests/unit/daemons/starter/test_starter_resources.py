@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from rmgr.adapters.host.process import gpus_here
-from rmgr.adapters.host.worker import WorkerSpec
+from rmgr.adapters.host.slot import WorkerSpec
 from rmgr.config import Config, StarterConfig, check_file, load
 from rmgr.coord.protocol.records import decode_record
 from rmgr.daemons.leader.facts import Names

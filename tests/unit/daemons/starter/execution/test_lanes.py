@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from rmgr.adapters.host.accounts import Account
-from rmgr.adapters.host.worker import WorkerSpec
+from rmgr.adapters.host.slot import WorkerSpec
 from rmgr.daemons.starter.core.submissions import Info
 from rmgr.daemons.starter.execution.lanes import Lanes, Reopening, WorkerLane, processors_of
 from rmgr.daemons.starter.node.trouble import OUT_S, OWN, Strikes
