@@ -96,7 +96,9 @@ def settle(
     while True:
         left_s = end_s - machine.monotonic()
         if left_s <= 0:
-            raise CoordinationUnavailable(f"submission {number} could not be changed in time", hint="rmgr doctor; then try again")
+            what = "could not be changed" if mine is None else "was perhaps changed"
+            words = f"submission {number} {what}: ZooKeeper did not answer in time"
+            raise CoordinationUnavailable(words, hint=f"rmgr show {number}; rmgr doctor")
         found = coordinator.get(paths.sub(number), timeout_s=left_s).result(left_s + 1)
         if found is None:
             raise no_submission(number)

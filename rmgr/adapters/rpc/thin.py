@@ -33,6 +33,8 @@ _HEADER_TABLE_SIZE, _ENABLE_PUSH, _INITIAL_WINDOW = 1, 2, 4
 _MOST_REQUEST_BYTES = 16_000  # one frame
 _MOST_ANSWER_BYTES = 64 << 20
 _READ_BYTES = 1 << 18
+#: Seconds by which a time-out comes late only if this process stood still: that is no silence of the leader.
+_STOOD_S = 0.3
 _STATUS_NAME = b"grpc-status"
 _REPLIES: dict[str, type[Any]] = {
     "Jobs": leader_pb2.JobsReply,
@@ -100,12 +102,15 @@ class ThinLeader(LeaderQuestions):
     # -- one call
 
     def _ask(self, method: str, request: Any) -> Any:
+        begun_s = time.monotonic()
         try:
             answer = _REPLIES[method]()
             answer.ParseFromString(self._call(f"/rmgr.v1.Leader/{method}", request.SerializeToString()))
             return answer
         except TimeoutError:
             self.close()
+            if time.monotonic() - begun_s > self._timeout_s + _STOOD_S:
+                raise ThinFailed("this process stood still meanwhile") from None
             raise Unavailable(f"{self._endpoint} did not answer in time", hint="rmgr doctor") from None
         except (OSError, struct.error, IndexError, ValueError, DecodeError) as error:  # ssl.SSLError, refused, cut off; not HTTP/2
             self.close()
@@ -176,10 +181,7 @@ class ThinLeader(LeaderQuestions):
                     del self._buffer[: 9 + length]
                     return kind, flags, stream & _WHOLE, data
             assert self._link is not None
-            left_s = end - time.monotonic()
-            if left_s <= 0:
-                raise TimeoutError
-            self._link.settimeout(left_s)
+            self._link.settimeout(max(0.001, end - time.monotonic()))  # what is there already counts, however late it is
             chunk = self._link.recv(_READ_BYTES)
             if not chunk:
                 raise ConnectionError("the leader hung up")

@@ -55,6 +55,7 @@ _PATIENCE_S = 3600.0
 _ERRORS: dict[str, type[RmgrError]] = {kind.code: kind for kind in (Infeasible, NotFound, PermissionDenied, StateConflict, Unavailable)}
 #: Time limit of one question, and the first and the longest pause between two looks at an answer (s).
 _ASK_S, _SOON_S, _SELDOM_S = 10.0, 0.02, 1.0
+_LAST_LOOK_S = 1.0
 _GRACE = "how long it may take to save its state  [as it was submitted with: --checkpoint-grace]"
 
 
@@ -316,7 +317,8 @@ def _wait_for_answer(asks: questions.Asks, shown: str, order: _Order, deadline_s
         look = questions.ReadVacated(node=order.node, guid=order.guid)
     while True:
         with contextlib.suppress(CoordinationUnavailable):  # for a time: the order stands
-            found = asks.ask(look, timeout_s=_left_s(shown, order, deadline_s))
+            # Looks before it judges: a process that stood still has not read the answer that came meanwhile.
+            found = asks.ask(look, timeout_s=max(_LAST_LOOK_S, min(_ASK_S, deadline_s - machine.monotonic())))
             if found.answered:
                 return found
         machine.sleep(min(pauses.next_s(), _left_s(shown, order, deadline_s)))

@@ -218,6 +218,19 @@ def test_who_waits_for_a_move_goes_on_waiting_while_zookeeper_is_away() -> None:
     assert moved.done == ((7, 0, "it waits"),)
 
 
+def test_who_waits_for_a_move_looks_once_more_before_it_gives_up() -> None:
+    deadline_s = time.monotonic() + 0.3
+
+    class Late:
+        """The answer stands there as soon as the time is over."""
+
+        def ask(self, question: Any, *, timeout_s: float = 30.0) -> Any:
+            return StopRequest(kind=StopKind.MIGRATE, answered=time.monotonic() >= deadline_s, done=((7, 0, "it waits"),))
+
+    (moved,) = move_each(Late(), [("7", MoveTask(number=7, guid="a" * 32, attempt=1))], deadline_s=deadline_s)
+    assert isinstance(moved, StopRequest), moved
+
+
 def test_directories_of_the_user_travel_and_installed_ones_do_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("script", "library", "here", "site-packages"):
         (tmp_path / name).mkdir()

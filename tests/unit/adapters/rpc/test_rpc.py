@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import subprocess
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -177,6 +178,44 @@ def test_what_does_not_speak_its_protocol_is_left_to_the_library():
             silent.status()
     with pytest.raises(ThinFailed, match="refused"):
         thin.status()
+
+
+def test_an_answer_that_came_while_the_client_stood_still_counts(server, tmp_path):
+    many = tuple(range(1, 6001))  # more than a socket gives at once
+    with LeaderClient(server.endpoint, timeout_s=30.0) as client:
+        expected = client.jobs(many)
+    with socket.create_server(("127.0.0.1", 0)) as listener, ThreadPoolExecutor(1) as pool:
+        thin = ThinLeader("127.0.0.1:{1}".format(*listener.getsockname()), timeout_s=30.0, bundle=None)
+        host, _, port = server.endpoint.rpartition(":")
+        asked = pool.submit(thin.jobs, many)
+        link = listener.accept()[0]
+        with link, socket.create_connection((host, int(port))) as beyond:
+            beyond.sendall(link.recv(1 << 20))
+            answer = b""
+            while b"grpc-status" not in answer:
+                answer += beyond.recv(1 << 20)
+            link.sendall(answer)
+            assert asked.result(60) == expected
+        (tmp_path / "answer").write_bytes(answer)
+        thin = ThinLeader("127.0.0.1:{1}".format(*listener.getsockname()), timeout_s=2.0, bundle=None)
+        asked = pool.submit(thin.jobs, many)
+        link = listener.accept()[0]
+        with link, (tmp_path / "answer").open("rb") as content:
+            assert link.recv(1 << 20)
+            with subprocess.Popen(["/bin/sh", "-c", "sleep 0.2; exec cat"], stdin=content, stdout=link):
+                stand_still(2.5)
+            assert asked.result(60) == expected
+
+
+def test_a_client_that_stood_still_does_not_call_the_leader_silent():
+    with socket.create_server(("127.0.0.1", 0)) as listener, ThreadPoolExecutor(1) as pool:
+        thin = ThinLeader("127.0.0.1:{1}".format(*listener.getsockname()), timeout_s=0.5, bundle=None)
+        asked = pool.submit(thin.status)
+        with listener.accept()[0] as link:
+            assert link.recv(1 << 16)
+            stand_still(2)
+            with pytest.raises(ThinFailed, match="stood still"):
+                asked.result(60)
 
 
 def test_an_error_arrives_as_what_it_was(server):
