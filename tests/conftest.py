@@ -133,7 +133,7 @@ def coordinator(zookeeper: ZooKeeperServer, chroot: str) -> Iterator[ZkCoordinat
 
 @pytest.fixture(scope="session")
 def cassandra_parts() -> None:
-    """Java 17, Cassandra's jars and the driver; without them the test is skipped, or fails if CI=true."""
+    """Java, Cassandra's jars and the driver; without them the test is skipped, or fails if CI=true."""
     _need(cassandra_server.missing_parts())
 
 

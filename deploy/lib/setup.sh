@@ -57,8 +57,8 @@ ensure_zookeeper() {
 
 # fetch_jars NAME WHAT: the jars that rmgr/dev/NAME.pom.xml asks for, into the user's cache, when they are missing or the file has changed.
 fetch_jars() {
-  local name=$1 what=$2 python="$VENV/bin/python"
-  [ -x "$python" ] || python=$(choose_python)
+  local name=$1 what=$2 python
+  python=$(any_python)
   if PYTHONPATH=$ROOT "$python" -m rmgr.dev.jars --check "$name"; then return 0; fi
   command -v mvn >/dev/null || install_packages "Maven, to fetch $what" maven
   PYTHONPATH=$ROOT "$python" -m rmgr.dev.jars "$name" || die "$what could not be fetched"
@@ -72,16 +72,8 @@ ensure_zookeeper39() { fetch_jars zookeeper-3.9 "ZooKeeper 3.9"; }
 # Its jars and a Java that it runs on. RMGR_CASSANDRA_LIB (a directory of jars) and JAVA_HOME are honoured.
 ensure_cassandra() {
   [ -n "${RMGR_CASSANDRA_LIB:-}" ] || fetch_jars cassandra-5.0 "Cassandra 5.0"
-  has_java17 || install_packages "Java 17 for Cassandra" openjdk-17-jre-headless
-}
-
-# Looks where rmgr/dev/cassandra.py looks.
-has_java17() {
-  local java
-  for java in "${JAVA_HOME:+$JAVA_HOME/bin/java}" "$(command -v java)" /usr/lib/jvm/*-17-*/bin/java; do
-    [ -x "$java" ] && "$java" -version 2>&1 | grep -Eq 'version "(17|11)[."]' && return 0
-  done
-  return 1
+  PYTHONPATH=$ROOT "$(any_python)" -c 'from rmgr.dev import cassandra; cassandra.java()' 2>/dev/null ||
+    install_packages "Java for Cassandra" default-jre-headless
 }
 
 # Network namespaces, the machines of tests/integration/install/test_machines.py.
@@ -127,6 +119,9 @@ choose_python() {
   fi
   die "no Python 3.11 or later found. Set PYTHON=/path/to/python3, or install one"
 }
+
+# Prints an interpreter for what needs no packages.
+any_python() { if [ -x "$VENV/bin/python" ]; then echo "$VENV/bin/python"; else choose_python; fi; }
 
 # ensure_venv EXTRAS: rmgr from this checkout in $VENV, with the extras ("" or "test,examples"); nothing to do when it is there and fresh.
 ensure_venv() {

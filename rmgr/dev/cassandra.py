@@ -27,9 +27,9 @@ from rmgr.errors import Unavailable
 RELEASE = "5.0"
 JARS = f"cassandra-{RELEASE}"
 MAIN_CLASS = "org.apache.cassandra.service.CassandraDaemon"
-#: The only Java releases that run Cassandra 5.0.
-JAVA_RELEASES = (11, 17)
-_HOW_JAVA = "apt-get install openjdk-17-jre-headless, or set JAVA_HOME to a Java 17"
+#: The Java releases that run Cassandra 5.0. Its own scripts refuse 21, which is all that Debian 13 has.
+JAVA_RELEASES = (11, 17, 21)
+_HOW_JAVA = "apt-get install default-jre-headless (Debian 12 and 13), or set JAVA_HOME to a Java 17 or 21"
 _JVM_DIRECTORY = Path("/usr/lib/jvm")
 _POLL_S = 0.05
 #: Time limit of a node's answer.
@@ -152,7 +152,7 @@ def java() -> str:
     candidates = [str(Path(home) / "bin" / "java")] if home else []
     if on_path := shutil.which("java"):
         candidates.append(on_path)
-    candidates += sorted(str(path) for path in _JVM_DIRECTORY.glob("*-17-*/bin/java"))
+    candidates += sorted(str(path) for release in ("17", "21") for path in _JVM_DIRECTORY.glob(f"*-{release}-*/bin/java"))
     found: list[str] = []
     for program in candidates:
         release = _java_release(program)
@@ -160,7 +160,7 @@ def java() -> str:
             return program
         if release:
             found.append(f"{program} is Java {release}")
-    raise Unavailable(f"Cassandra {RELEASE} needs Java 17: {'; '.join(found) or 'there is none here'}", hint=_HOW_JAVA)
+    raise Unavailable(f"Cassandra {RELEASE} needs Java 17 or 21: {'; '.join(found) or 'there is none here'}", hint=_HOW_JAVA)
 
 
 @functools.cache
@@ -235,6 +235,7 @@ class CassandraNode(ServerProcess):
             f"-Xmx{self._heap_mb}m",
             *_JVM,
             *_MODULES,
+            *(("-Djava.security.manager=allow",) if _java_release(program) > 17 else ()),  # it sets one, which is an error since 18
             f"-javaagent:{next(iter(sorted(jars.glob('jamm-*.jar'))))}",
             f"-Dlogback.configurationFile={logback}",
             f"-Dcassandra.config={config.as_uri()}",
