@@ -186,7 +186,7 @@ def run(argv: Sequence[str]) -> int:
         with cli.make_context("rmgr", _asked_for_help(argv), obj=session, max_content_width=_width(argv)) as ctx:
             cli.invoke(ctx)
     except BaseException as error:  # noqa: BLE001 - the rim: each kind is told apart in there and becomes an exit code
-        error = errors.in_time(error, session.timeout_s, is_over=session.is_over())
+        error = errors.in_time(error, session)
         return errors.report(error, as_json=session.json or (not session.is_parsed and asked_for_json(argv)), verbose=session.verbose)
     finally:
         session.close()

@@ -79,6 +79,7 @@ class Reach:
     store_id: str | None = None  #: cluster id of the data store, once known; "" = the store belongs to no cluster
     tree: Meta | None = None  #: ZooKeeper's record of the cluster, once known
     followed: list[int] = field(default_factory=list)  #: submissions whose end the command waits for
+    undone: str = ""  #: what a command that ends at its --timeout has certainly not done: "nothing was submitted"
     started: float = field(default_factory=time.monotonic)
     _config: Config | None = None
     _credentials: Credentials | None = None
@@ -156,8 +157,12 @@ class Reach:
         if left <= 0:
             going_on = f"the work goes on; wait again: rmgr wait {' '.join(map(str, self.followed))}"
             hint = going_on if self.followed else "a longer --timeout; rmgr doctor looks for what is slow"
-            raise DeadlineExceeded(f"not done within {format_duration(self.timeout_s)} (--timeout)", hint=hint)
+            raise DeadlineExceeded(self.too_late(), hint=hint)
         return min(left, most)
+
+    def too_late(self) -> str:
+        """Returns the message of a command that ends at its `--timeout`."""
+        return f"not done within {format_duration(self.timeout_s or 0.0)} (--timeout)" + (self.undone and f", {self.undone}")
 
     def patience_s(self, usual: float) -> float:
         """Returns the seconds until `--timeout`, `usual` without it. Raises DeadlineExceeded when it is over."""
@@ -425,11 +430,13 @@ class Reach:
     def submit(self, order: Order, *, timeout_s: float) -> Submitted:
         """Submits one order (`submitter.port.prepared`) that this process does not look after. Raises: see `submitter.port.WorkPort`."""
         if self.config().cluster.uses_gateway:
-            return self.submitter().work.submit(order, timeout_s=timeout_s)
+            work, self.undone = self.submitter().work, ""
+            return work.submit(order, timeout_s=timeout_s)
         from rmgr.runtime import machine
         from rmgr.submitter.submitting import submit
 
-        return submit(self.coordinator(), order, owner="", deadline_s=machine.monotonic() + timeout_s)
+        coordinator, self.undone = self.coordinator(), ""
+        return submit(coordinator, order, owner="", deadline_s=machine.monotonic() + timeout_s)
 
     def submitter(self) -> Engine:
         """Returns the Submitter of this process, on the session's own connections; it ends with the command."""

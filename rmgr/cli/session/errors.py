@@ -12,8 +12,8 @@ from typing import TextIO
 
 import click
 
+from rmgr.client.reach import Reach
 from rmgr.errors import DeadlineExceeded, RmgrError, SubmitUnknown, Unavailable
-from rmgr.model.units import format_duration
 
 #: Exit code when the reader has gone (`rmgr jobs | head -1`), as the shell reports SIGPIPE.
 BROKEN_PIPE = 141
@@ -32,12 +32,12 @@ class WorkEnded(Exception):
         self.exit_code = exit_code
 
 
-def in_time(error: BaseException, timeout_s: float | None, *, is_over: bool) -> BaseException:
+def in_time(error: BaseException, reach: Reach) -> BaseException:
     """Turns an outage that lasted until the end of `--timeout` into DeadlineExceeded: exit code 6 in every command, whatever it awaited."""
-    if not is_over or not isinstance(error, Unavailable):
+    if not isinstance(error, Unavailable) or not reach.is_over():
         return error
     message = _WAITED.sub("", error.message)  # less than `--timeout`, of which a part was used before: two times confuse
-    return DeadlineExceeded(f"not done within {format_duration(timeout_s or 0.0)} (--timeout): {message}", hint=error.hint)
+    return DeadlineExceeded(f"{reach.too_late()}: {message}", hint=error.hint)
 
 
 def with_hint(error: click.ClickException, hint: str) -> click.ClickException:

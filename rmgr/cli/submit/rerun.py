@@ -59,6 +59,7 @@ def rerun(session: Session, selector: str, failed: bool, lost: bool, tasks: Arra
     """
     if failed and lost:
         raise UsageError("--failed and --lost exclude each other", hint=f"rmgr rerun {selector} --failed")
+    session.undone = submitting.UNDONE
     target, _ = find_one(session, selector)
     if target.tasks and (failed or lost or tasks is not None):
         raise UsageError(f"{selector} names a task already", hint=f"rmgr rerun {target.submission} --tasks {target.tasks[0]}")
@@ -144,6 +145,7 @@ def _submit_calls(session: Session, record: Submission, positions: list[int], gi
     if afterwards.dry_run:
         raise UsageError(f"--dry-run is for commands, and {record.id} has functions of a Python program", hint=f"rmgr show {record.id}")
     with connect(config=session.config()) as connection:
+        session.undone = ""
         made = TaskQueue.attach(record.id, connection=connection).rerun_failed(positions, timeout=session.left_s(60.0), **options)
         sent = Sent(submission=replace(record, id=made.id), tasks=len(made), created=True)
     submitting.follow_up(session, sent, afterwards, again=record.id)

@@ -14,7 +14,7 @@ import click
 from rmgr.cli import waiting
 from rmgr.cli.display.render import SCHEMA, STATE_STYLES, elapsed, emit, iso, json_line, paint, printable
 from rmgr.cli.session import Session, WorkEnded, command
-from rmgr.cli.submit.submit import SECTIONS, WORDS_AFTER_OPTIONS, Afterwards, has_dashes, read_work, tell_dry, work_options
+from rmgr.cli.submit.submit import SECTIONS, UNDONE, WORDS_AFTER_OPTIONS, Afterwards, has_dashes, read_work, tell_dry, work_options
 from rmgr.cli.words.params import WORK_EXITS
 from rmgr.client.commands.sending import Sent, prepare, send
 from rmgr.client.logs import LiveOutput, OutputPiece
@@ -44,6 +44,7 @@ _STREAM_TICK_S = 0.05
 def run(session: Session, words: tuple[str, ...], pty: bool, **values: Any) -> None:
     """Submits a command, prints its output while it runs, and exits with its code."""
     ctx = click.get_current_context()
+    session.undone = UNDONE
     work = read_work(ctx, session, values, words, dashes=has_dashes(ctx, words), script=False)
     if pty:
         from rmgr.cli.submit import terminal

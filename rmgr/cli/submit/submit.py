@@ -58,6 +58,8 @@ from rmgr.model.views import WhatIfView
 
 #: Options end at the first word: `rmgr submit -J x echo -n hello` submits `echo -n hello`.
 WORDS_AFTER_OPTIONS = {"allow_interspersed_args": False}
+#: Of a command whose --timeout is over before it has sent anything.
+UNDONE = "nothing was submitted"
 _EXITS = f"""\
 0 submitted; 2 usage or infeasible, 3 no such queue or dependency, 7 queue full,
 8 not known whether it was committed (send it again with --token)
@@ -458,6 +460,7 @@ def has_dashes(ctx: click.Context, words: tuple[str, ...]) -> bool:
 def submit(session: Session, words: tuple[str, ...], ignore_sbatch: bool, ignore_pbs: bool, jobs_file: str | None, **values: Any) -> None:
     """Submits a command, a script, with - a script from standard input, or with --from a list of jobs."""
     ctx = click.get_current_context()
+    session.undone = UNDONE
     if jobs_file is not None:
         from rmgr.cli.submit.jobs_file import submit_list  # submitting a single job does not load it
 

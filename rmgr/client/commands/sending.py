@@ -269,6 +269,7 @@ def send_in_parts(reach: Reach, submitter: Engine, record: Submission, draft: Ch
 
     if not draft.request.options.token:  # the user's own token may name an existing submission
         check_room(reach, draft.settings, record.queue, waiting_blocks(record, draft.tasks))
+    reach.undone = ""
     handle = submitter.open(record, SilentListener(), timeout_s=seconds_left(deadline_s))
     known = handle.next_index
     if known or handle.progress.tail.complete:  # the token had been used before
@@ -673,6 +674,7 @@ def send_all(reach: Reach, entries: Sequence[ListedJob], drafts: Sequence[Checke
     deadline_s = machine.monotonic() + reach.patience_s(_LIST_S)
     submitter = reach.submitter()
     mine = token or machine.guid()
+    reach.undone = ""
     handle = submitter.open(_anchor(drafts[0].record, mine, name), SilentListener(), timeout_s=seconds_left(deadline_s))
     anchor = handle.submission
     if not _is_sent(anchor, submitter.guid, mine):

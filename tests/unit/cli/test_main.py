@@ -8,6 +8,7 @@ import os
 import re
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -314,6 +315,16 @@ def test_a_wait_that_ran_out_names_what_goes_on() -> None:
         assert told in caught.value.hint
 
 
+@pytest.mark.parametrize("words", [("submit", "--", "true"), ("run", "--", "true"), ("submit", "--from", "jobs.toml"), ("rerun", "7")])
+def test_what_submits_says_at_its_timeout_that_nothing_was_submitted(
+    words: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bare_home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "jobs.toml").write_text('[[job]]\ncommand = ["true"]\n')
+    code, _, err = run(words[0], "--zk", "127.0.0.1:1/x", "--timeout", "0.2", *words[1:], capsys=capsys)
+    assert (code, "not done within 200ms (--timeout), nothing was submitted" in err) == (6, True)
+
+
 def test_ctrl_c_while_modules_are_imported_prints_no_traceback() -> None:
     """Unless somebody has it ignored (nohup, a script's `&`), and never in programs that are not `rmgr`."""
     script = (
@@ -407,7 +418,8 @@ def test_the_module_of_each_daemon_can_be_run(role: str) -> None:
 @pytest.mark.parametrize("waited", ["1.5s", "900ms", "1m30s"])
 def test_an_outage_until_the_timeout_is_over_is_told_with_one_time(waited: str) -> None:
     outage = Unavailable(f"no gateway answers at h1:7 within {waited}: nothing listens there", hint="start one")
-    told = in_time(outage, 2.0, is_over=True)
-    assert isinstance(told, DeadlineExceeded)
-    assert told.message == "not done within 2s (--timeout): no gateway answers at h1:7: nothing listens there"
-    assert told.hint == "start one"
+    for undone, more in (("", ""), ("nothing was submitted", ", nothing was submitted")):
+        told = in_time(outage, Session(timeout_s=2.0, started=time.monotonic() - 2.0, undone=undone))
+        assert isinstance(told, DeadlineExceeded)
+        assert told.message == f"not done within 2s (--timeout){more}: no gateway answers at h1:7: nothing listens there"
+        assert told.hint == "start one"
