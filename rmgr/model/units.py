@@ -18,9 +18,12 @@ MAX_SIZE_BYTES = 1 << 60
 _MAX_TEXT = 40
 _DURATIONS = "durations look like 90 (seconds), 15m, 1h30m, 2d or HH:MM:SS"
 _SIZES = "sizes look like 512M, 2G or a number of bytes"
-_UNIT_US = {"us": 1, "ms": 1_000, "s": 1_000_000, "m": 60_000_000, "h": 3_600_000_000, "d": 86_400_000_000}
-_PART = re.compile(r"(\d+(?:\.\d+)?)(us|ms|s|m|h|d)")
+_UNIT_US = {"us": 1, "ms": 1_000, "s": 1_000_000, "m": 60_000_000, "h": 3_600_000_000, "d": 86_400_000_000, "w": 604_800_000_000}
+_WORDS = {"s": ("sec", "secs", "second"), "m": ("min", "mins", "minute"), "h": ("hr", "hrs", "hour"), "d": ("day",), "w": ("week",)}
+_UNIT_US |= {word: _UNIT_US[unit] for unit, words in _WORDS.items() for word in (*words, f"{words[-1]}s")}
+_PART = re.compile(r"(\d+(?:\.\d+)?)([a-z]+)")
 _CLOCK = re.compile(r"^(?:(\d+)-)?(\d+):(\d{1,2})(?::(\d{1,2}))?$")
+_DAYS = re.compile(r"^(\d+)-(\d{1,2})$")
 _SIZE = re.compile(r"^(\d+(?:\.\d+)?)\s*([kmgt]?)(?:i?b)?$", re.IGNORECASE)
 _NUMBERED = re.compile(r"(.*?)([1-9][0-9]{0,8})")
 _SIZE_UNIT = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
@@ -35,7 +38,7 @@ def utc(time_us: int) -> str:
 
 
 def parse_duration_us(text: str) -> int:
-    """Reads a duration of at most 100 years in us: seconds as a number, `1h30m`, `[D-]HH:MM:SS` or `MM:SS`. Raises UsageError."""
+    """Reads a duration of at most 100 years in us: seconds as a number, `1h30m`, `10min`, `[D-]HH:MM:SS`, `D-HH` or `MM:SS`."""
     text = text.strip()
     if len(text) > _MAX_TEXT:
         raise UsageError(f"{text[:_MAX_TEXT] + '...'!r} is not a duration", hint=_DURATIONS)
@@ -50,7 +53,7 @@ def check_duration(duration_us: int, told: str) -> int:
 
 
 def _duration_us(text: str) -> int:
-    clock = _CLOCK.match(text)
+    clock = _CLOCK.match(_DAYS.sub(r"\1-\2:00", text))
     if clock:
         days, first, second, third = (int(part) if part else 0 for part in clock.groups())
         if second > 59 or third > 59:
@@ -60,7 +63,7 @@ def _duration_us(text: str) -> int:
     if re.fullmatch(r"\d+(?:\.\d+)?", text):
         return round(float(text) * 1e6)
     parts = _PART.findall(text)
-    if not parts or "".join(number + unit for number, unit in parts) != text:
+    if not parts or "".join(number + unit for number, unit in parts) != text or any(unit not in _UNIT_US for _, unit in parts):
         raise UsageError(f"{text!r} is not a duration", hint=_DURATIONS)
     return round(sum(float(number) * _UNIT_US[unit] for number, unit in parts))
 

@@ -71,13 +71,18 @@ def test_names_cannot_leave_their_directory(name):
         ("0.5", 0.5),
         ("2d", 172800),
         ("250ms", 0.25),
+        ("10min", 600),
+        ("1hour30minutes", 5400),
+        ("2days", 172800),
+        ("1w", 604800),
+        ("1-12", 129600),
     ],
 )
 def test_durations(text, seconds):
     assert parse_duration_us(text) == seconds * 1e6
 
 
-@pytest.mark.parametrize("text", ["", "x", "10x", "1h 30m", "h", "-5", "1:2:3:4"])
+@pytest.mark.parametrize("text", ["", "x", "10x", "1h 30m", "h", "-5", "1:2:3:4", "1-2-3", "10M", "5mi", "1-120"])
 def test_a_malformed_duration_says_how_durations_look(text):
     with pytest.raises(errors.UsageError, match="is not a duration") as caught:
         parse_duration_us(text)
