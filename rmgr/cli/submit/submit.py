@@ -18,7 +18,7 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from rmgr.cli.display.render import clock, emit, iso, printable
+from rmgr.cli.display.render import clock, emit, here, iso
 from rmgr.cli.session import Session, WorkEnded, command
 from rmgr.cli.session.errors import hint_of, told_anyway
 from rmgr.cli.words.params import (
@@ -40,6 +40,7 @@ from rmgr.cli.words.script import (
     PBS,
     SBATCH,
     Script,
+    check_interpreter,
     ignoring,
     looks_like_script,
     read_script,
@@ -105,7 +106,9 @@ def parse_env(text: str) -> tuple[str, str]:
     if equals:
         return name, value
     if name not in os.environ:
-        raise UsageError(f"the variable {name} is not set here", hint=f"give it a value: --env {name}=VALUE")
+        each = " ".join(f"--env {one}" for one in name.split(",") if one)
+        hint = f"one option for each: {each[:200]}" if "," in name else f"give it a value: --env {name}=VALUE"
+        raise UsageError(f"the variable {name} is not set here", hint=hint)
     return name, os.environ[name]
 
 
@@ -331,6 +334,8 @@ def read_work(
     options = checked_options(values)
     if found is None:
         _check_one_word(words)
+    if found is not None and not options.python:
+        check_interpreter(found)
     for message in doubts(options, found, words):
         session.note(message)
     if not options.name:
@@ -358,6 +363,8 @@ def doubts(options: CommandOptions, script: Script | None, words: Sequence[str])
     messages = [unset_other(script, words, known)]
     if not options.slurm_env:
         messages.append(unset_slurm(script, words, known))
+    if script is None and not options.cwd and not options.uploads:
+        messages.append(_left_behind(words))
     if script is None and not any(os.path.basename(word) in _SHELLS for word in words):
         read = next((found[0] for word in words if (found := _OURS.search(word))), "")
         messages.append(f"no shell reads this command: {read} stays as it is; sh -c 'CMD {read}'" if read else "")
@@ -370,6 +377,15 @@ def doubts(options: CommandOptions, script: Script | None, words: Sequence[str])
         if name and name != os.devnull and (options.array or options.each_line) and not has_own_name(name):
             messages.append(f"{option}: all tasks write into {name}, and rmgr logs has none of it; %a in its name gives each its own file")
     return list(filter(None, messages))
+
+
+def _left_behind(words: Sequence[str]) -> str:
+    """Returns a warning for a command that names a file of this directory, in which it does not run; "" for another."""
+    if "/" not in words[0] and os.path.isfile(words[0]) and shutil.which(words[0]) is None:
+        return f"{words[0]} is sought in the PATH of its node; the file here is ./{words[0]}"
+    file = next((word for word in words[1:] if not os.path.isabs(word) and os.path.isfile(word)), "")
+    told = f"the work runs in a directory of its own, without {file}: --upload {shlex.quote(file)}, or --cwd={shlex.quote(os.getcwd())}"
+    return told if file else ""
 
 
 def with_directives(ctx: click.Context, script: Script, values: dict[str, Any], given: AbstractSet[str]) -> dict[str, Any]:
@@ -609,7 +625,7 @@ def _would_text(trial: WhatIfView) -> str:
     nodes = ", ".join(f"{share.node} ({share.processes})" for share in trial.nodes)
     if trial.at_once:
         return f"would start at once on {nodes}{chosen}"
-    waits = f"would wait: {printable(trial.reason)}" if trial.reason else "would wait"
+    waits = f"would wait: {here(trial.reason)}" if trial.reason else "would wait"
     if not nodes:
         return f"{waits}; when it could start, nobody can say: that depends on nodes that are away, or on work without a time limit{chosen}"
     return f"{waits}; would start by {clock(trial.start_us)} on {nodes}, when nothing else comes{chosen}"

@@ -179,6 +179,9 @@ def parse_after(text: str) -> tuple[Dependency, ...]:
             raise UsageError(f"{part!r} is not a dependency: {why}", hint=hint)
         if word in words and not ids.strip(":"):
             raise UsageError(f"{part!r} is not a dependency: no id stands behind it", hint=f"is a variable empty? {word}:ID")
+        if word in words and (single := re.fullmatch(r"(\d*)(?:_.*|last|\+\d+)", ids, re.ASCII)):
+            why = "work waits for the end of a whole submission, by its number"
+            raise UsageError(f"{part!r} is not a dependency: {why}", hint=f"{word}:{single[1] or 'ID'}; rmgr jobs -a shows numbers")
         if word not in words or not all(number.isascii() and number.isdigit() and len(number) <= 10 for number in ids.split(":")):
             raise UsageError(
                 f"{part!r} is not a dependency", hint="dependencies look like ok:12 (it succeeded), any:13 (it ended), fail:14 (it failed)"

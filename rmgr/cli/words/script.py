@@ -21,7 +21,9 @@ from rmgr.errors import UsageError, closest
 from rmgr.model.submission import MAX_SCRIPT_BYTES
 
 _MARK = "#RMGR"
-_SUFFIXES = {".sh", ".bash", ".zsh", ".csh", ".ksh", ".job", ".slurm", ".sbatch", ".pbs", ".batch", ".cmd"}
+#: Ends of names of scripts that no shell can read -> what can.
+_INTERPRETERS = {".py": "python3", ".R": "Rscript", ".r": "Rscript", ".pl": "perl", ".jl": "julia", ".rb": "ruby", ".js": "node"}
+_SUFFIXES = {".sh", ".bash", ".zsh", ".csh", ".ksh", ".job", ".slurm", ".sbatch", ".pbs", ".batch", ".cmd", *_INTERPRETERS}
 SBATCH, PBS = "#SBATCH", "#PBS"
 #: A variable of Slurm that is read: $SLURM_X, ${SLURM_X}, environ["SLURM_X"], getenv("SLURM_X").
 _SLURMS = re.compile(r"""(?:\$\{?[#!]?|environ\W{1,3}|environ\.get\W{1,3}|getenv\W{1,3})(SLURMD?_[A-Z_]+)""")
@@ -113,6 +115,15 @@ def read_script(word: str, stdin: BinaryIO | None = None) -> Script:
         notes=tuple(_notes(name, lines)),
         foreign=() if is_ours else tuple((number, line) for number, line in block if line.startswith(_TRANSLATED)),
     )
+
+
+def check_interpreter(script: Script) -> None:
+    """Raises UsageError for a script of Python and the like without a line that says so: a shell would read it."""
+    program = _INTERPRETERS.get(os.path.splitext(script.name)[1])
+    if program is not None and not script.text.startswith(b"#!"):
+        file, name = shlex.quote(script.name), shlex.quote(os.path.basename(script.name))
+        hint = f"begin it with #!/usr/bin/env {program}, or: rmgr submit --upload {file} -- {program} {name}"
+        raise UsageError(f"{script.name} does not begin with #!, so a shell would read it", hint=hint)
 
 
 def ignoring(script: Script, marks: Collection[str]) -> Script:

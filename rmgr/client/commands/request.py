@@ -136,8 +136,9 @@ def command_of(request: CommandRequest) -> Command:
     options = request.options
     out, err = on_node(options.out, options.cwd), on_node(options.err, options.cwd)
     if options.cwd and not os.path.isabs(options.cwd):
-        hint = f"--cwd: nodes know no directory of yours, so {options.cwd[:80]!r} says nothing to them"
-        raise UsageError(hint, hint=f"the whole path: --cwd={os.path.abspath(options.cwd)[:200]}")
+        message = f"--cwd: nodes know no directory of yours, so {options.cwd[:80]!r} says nothing to them"
+        here = os.path.abspath(os.path.expanduser(os.path.expandvars(options.cwd)))  # quoted, or in a script, no shell has read it
+        raise UsageError(message, hint=f"the whole path: --cwd={here[:200]}")
     for option, name in (("--out", out), ("--err", err), ("--cwd", options.cwd), ("--python", options.python)):
         _check_name(option, name)
     _check_files("--input", options.inputs, absolute=False)

@@ -7,7 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from rmgr.cli.words.script import ignoring, looks_like_script, read_script, refused, translation, unset_other, unset_slurm
+from rmgr.cli.words.script import (
+    check_interpreter,
+    ignoring,
+    looks_like_script,
+    read_script,
+    refused,
+    translation,
+    unset_other,
+    unset_slurm,
+)
 from rmgr.errors import UsageError
 
 
@@ -134,12 +143,35 @@ def test_a_file_is_a_script_and_a_command_is_not(tmp_path: Path, monkeypatch: py
     }
 
 
+@pytest.mark.parametrize(
+    ("name", "text", "hint"),
+    [
+        ("a.py", "print(1)\n", "#!/usr/bin/env python3, or: rmgr submit --upload {0} -- python3 a.py"),
+        ("b c.R", "print(1)\n", "rmgr submit --upload '{0}' -- Rscript 'b c.R'"),
+        ("a.py", "#!/usr/bin/python3\n", ""),
+        ("a.sh", "echo\n", ""),
+        ("a", "echo\n", ""),
+    ],
+)
+def test_a_script_that_no_shell_can_read_says_what_can(tmp_path: Path, name: str, text: str, hint: str) -> None:
+    (tmp_path / name).write_text(text)
+    read, told = read_script(str(tmp_path / name)), ""
+    try:
+        check_interpreter(read)
+    except UsageError as error:
+        told = error.hint
+    assert hint.format(tmp_path / name) in told
+    assert bool(hint) == bool(told)
+
+
 def test_a_script_that_does_not_exist_is_refused_with_the_nearest_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     script(tmp_path, "#!/bin/sh\n")
     with pytest.raises(UsageError, match="no script jb") as caught:
         looks_like_script("jb.sh")
     assert caught.value.hint == "did you mean job.sh?"
+    with pytest.raises(UsageError, match=r"no script train\.py"):
+        looks_like_script("train.py")
     with pytest.raises(UsageError, match="directory"):
         looks_like_script("./")
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from rmgr.cli.control.settings import differences, parse_settings, to_document, to_toml
-from rmgr.cli.submit.submit import parse_env
+from rmgr.cli.submit.submit import doubts, parse_env
 from rmgr.cli.words.params import parse_after, parse_resource, parse_states
+from rmgr.client.commands.request import CommandOptions
 from rmgr.daemons.leader.placement.pipeline import named
 from rmgr.errors import ConfigError, UsageError
 from rmgr.model.queue import ClusterSettings, Dispatch, PipelineSpec, QueueSpec, UserLimits
@@ -145,6 +147,9 @@ def test_dependencies_in_our_words_and_slurms() -> None:
         ("expand:7", "larger", "submit"),
         ("singleton", "one name", "any:ID"),
         ("afterok:7?afterany:8", "one of several", "ok:12,any:13"),
+        ("ok:7_1", "whole submission", "ok:7;"),
+        ("afterany:7+5", "whole submission", "afterany:7;"),
+        ("ok:last", "whole submission", "ok:ID;"),
     ],
 )
 def test_dependencies_that_slurm_alone_has_are_refused_with_the_reason(text: str, why: str, hint: str) -> None:
@@ -168,8 +173,30 @@ def test_variables_and_resources(monkeypatch: pytest.MonkeyPatch) -> None:
     for bad in ("=x", "NOT_SET_ANYWHERE", "a b=c"):
         with pytest.raises(UsageError):
             parse_env(bad)
+    with pytest.raises(UsageError) as caught:
+        parse_env("A,B")
+    assert caught.value.hint == "one option for each: --env A --env B"
     with pytest.raises(UsageError):
         parse_resource("gpu=two")
+
+
+def test_a_command_that_names_files_of_this_directory_is_told_that_it_runs_in_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "in.txt").write_text("x")
+    told = "without in.txt: --upload in.txt, or --cwd="
+    for options, words, expected in (
+        (CommandOptions(), ["cat", "in.txt"], told),
+        (CommandOptions(), ["sh", "-c", "cat in.txt"], ""),
+        (CommandOptions(), ["cat", str(tmp_path / "in.txt")], ""),
+        (CommandOptions(cwd=str(tmp_path)), ["cat", "in.txt"], ""),
+        (CommandOptions(uploads=("in.txt",)), ["cat", "in.txt"], ""),
+        (CommandOptions(), ["in.txt"], "in.txt is sought in the PATH of its node; the file here is ./in.txt"),
+        (CommandOptions(), ["./in.txt"], ""),
+    ):
+        messages = doubts(options, None, words)
+        assert (expected in messages[0] if expected else not messages), (words, messages)
 
 
 def test_durations_are_printed_in_the_largest_unit_that_is_exact() -> None:

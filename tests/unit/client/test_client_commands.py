@@ -141,6 +141,15 @@ def test_a_name_that_no_file_can_have_is_refused_with_its_option(option: str, mo
     assert caught.value.hint
 
 
+def test_a_directory_that_a_shell_would_have_read_is_suggested_as_it_reads_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HOME", "/home/ada")
+    monkeypatch.chdir(tmp_path)
+    for given, whole in (("~/run", "/home/ada/run"), ("$HOME/run", "/home/ada/run"), ("run", f"{tmp_path}/run")):
+        with pytest.raises(UsageError, match="nodes know no directory of yours") as caught:
+            command_of(CommandRequest(options=CommandOptions(cwd=given), words=("true",)))
+        assert caught.value.hint == f"the whole path: --cwd={whole}"
+
+
 @pytest.mark.parametrize(
     ("name", "words"),
     [("a\0b", "has a NUL character"), ("a\udcffb", "is not UTF-8"), ("é" * 200, "step of 400 bytes"), ("d/" * 2100, "has 4200 bytes")],
