@@ -347,6 +347,17 @@ def test_a_store_that_is_away_refuses_a_stop_and_one_that_goes_meanwhile_is_wait
     goes_on(rig, ledger, number)
 
 
+def test_a_store_whose_answer_is_late_once_refuses_no_stop(rig: Rig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As when the machine stands still while the store is asked."""
+    start(rig, "n1")
+    ledger = tmp_path / "ledger"
+    number = counts(rig, python(ledger), ledger)
+    answers = iter(["it did not write a probe within 5s"])
+    monkeypatch.setattr(type(rig.store), "health", lambda *_, **__: next(answers, None))
+    stop(rig, number)
+    assert back(rig, number, 2).past[-1].reason is Reason.MIGRATED
+
+
 def test_a_job_that_is_cancelled_while_its_files_wait_for_the_store_does_not_wait_for_it(
     rig: Rig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -572,7 +583,7 @@ class Family:
     def close(self) -> None:
         for process in self.processes.values():
             process.kill()
-            process.wait(30)
+            process.wait(60)
 
 
 @pytest.fixture
