@@ -45,7 +45,7 @@ def test_lost_answers_under_load(zookeeper: ZooKeeperServer, chroot: str) -> Non
                     own = Multi(name="SET", ops=(Set(f"/own-{me}", data, version),), proof=GoneOrHolds(f"/own-{me}", data))
                     version += 1
                     futures += [coord.commit(make, timeout_s=30), coord.commit(own, timeout_s=30)]
-                errors.extend(o for o in (future.result(40) for future in futures) if not isinstance(o, Committed))
+                errors.extend(o for o in (future.result(60) for future in futures) if not isinstance(o, Committed))
             ends[me] = version
 
         threads = [threading.Thread(target=work, args=(n,)) for n in range(THREADS)]

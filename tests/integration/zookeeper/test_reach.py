@@ -17,7 +17,7 @@ from rmgr.adapters.zookeeper import server as zk_server
 from rmgr.adapters.zookeeper.client import ZkCoordinator
 from rmgr.dev.zookeeper import ZooKeeperEnsemble, ZooKeeperServer, free_port
 from rmgr.errors import CoordinationUnavailable, NotConnected
-from tests.harness.fair_time import FairTimer
+from tests.harness.fair_time import FairTimer, undisturbed
 from tests.harness.proxy import Proxy
 from tests.harness.waiting import stand_still
 
@@ -47,6 +47,7 @@ def test_a_client_that_stood_still_while_it_connected_waits_on(zookeeper: ZooKee
         thread.join()
 
 
+@undisturbed
 def test_who_is_not_there_is_named_with_what_it_does() -> None:
     dead = f"127.0.0.1:{free_port()}"
     with socket.create_server(("127.0.0.1", 0)) as listening:
@@ -82,6 +83,7 @@ def test_without_a_quorum_that_is_what_every_command_says(zookeeper_parts: None,
         assert "no quorum" in failed["zookeeper quorum"]["detail"]
 
 
+@undisturbed
 def test_names_that_do_not_resolve_in_time_cost_the_time_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
     over = threading.Event()
     monkeypatch.setattr(zk_server, "look", lambda *_, **__: over.wait(60))

@@ -20,6 +20,7 @@ from rmgr.errors import ConfigError, NotConnected, PermissionDenied, Unavailable
 from rmgr.model.identity import Role
 from tests.conftest import need_zookeeper
 from tests.harness.bundles import session_bundles
+from tests.harness.fair_time import undisturbed
 
 USER, PASSWORD = "rmgr", "not for production"
 
@@ -86,6 +87,7 @@ def test_an_ensemble_is_reached_by_tls_both_sides_checked(secure: ZooKeeperEnsem
         assert coord.session_id == session
 
 
+@undisturbed
 def test_who_shows_no_certificate_of_the_cluster_is_turned_away(secure: ZooKeeperEnsemble) -> None:
     ca_file = secure_client().ca_file
     with pytest.raises(NotConnected, match="alert bad certificate"):
@@ -100,6 +102,7 @@ def test_who_shows_no_certificate_of_the_cluster_is_turned_away(secure: ZooKeepe
         ZkCoordinator.connect(secure.hosts, "/t", security=ZkSecurity(tls=True), connect_timeout_s=1)
 
 
+@undisturbed
 def test_tls_towards_a_port_without_it_is_told(zookeeper: ZooKeeperServer) -> None:
     with pytest.raises(Unavailable, match="TLS"):
         ZkCoordinator.connect(zookeeper.hosts, "/t", security=secure_client(), connect_timeout_s=1)
@@ -116,10 +119,15 @@ def test_a_server_with_a_wrong_or_old_certificate_is_told_by_what_is_wrong(
     zookeeper_parts: None, tmp_path: Path, tls: dict[str, object], said: str
 ) -> None:
     with ZooKeeperServer(tmp_path / "zk", heap_mb=64, tls=server_tls(**tls, needs_client=False), die_with_parent=True) as server:
-        with pytest.raises(NotConnected, match=said) as told:
-            ZkCoordinator.connect(server.hosts, "/t", security=secure_client(), connect_timeout_s=1)
-        assert server.hosts in told.value.message
-        assert "name the host" in told.value.hint
+
+        @undisturbed
+        def is_told() -> None:
+            with pytest.raises(NotConnected, match=said) as told:
+                ZkCoordinator.connect(server.hosts, "/t", security=secure_client(), connect_timeout_s=1)
+            assert server.hosts in told.value.message
+            assert "name the host" in told.value.hint
+
+        is_told()
 
 
 def test_a_bundle_without_its_files_is_named(zookeeper: ZooKeeperServer, tmp_path: Path) -> None:

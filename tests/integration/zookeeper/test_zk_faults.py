@@ -18,7 +18,7 @@ from rmgr.dev.zookeeper import ZooKeeperEnsemble, ZooKeeperServer, free_port
 from rmgr.errors import CoordinationUnavailable, NotConnected, Unavailable
 from tests.harness import ended_sessions
 from tests.harness.coordinators import States
-from tests.harness.fair_time import FairTimer
+from tests.harness.fair_time import FairTimer, undisturbed
 from tests.harness.proxy import Proxy
 from tests.harness.waiting import eventually
 
@@ -189,6 +189,7 @@ def test_the_connection_comes_back_when_its_thread_died(coord: ZkCoordinator, mo
     assert coord.session_id == session
 
 
+@undisturbed
 def test_nobody_listening_is_told_apart_from_nobody_answering() -> None:
     with pytest.raises(NotConnected) as refused:
         ZkCoordinator.connect(f"127.0.0.1:{free_port()}", "/t", connect_timeout_s=0.5)

@@ -18,8 +18,9 @@ import pytest
 from rmgr.errors import CoordinationUnavailable
 from tests.harness import costs, second_goes, stalls
 from tests.harness.affected import affected
+from tests.harness.fair_time import FairTimer, undisturbed
 from tests.harness.standing import Standing, unified
-from tests.harness.waiting import eventually
+from tests.harness.waiting import eventually, stand_still
 from tests.places import ROOT
 
 _TESTS = """
@@ -367,3 +368,32 @@ def test_a_wait_fails_after_the_promised_time_with_what_it_was_for_and_other_err
         eventually(lambda: False, lambda: "sunrise", within_s=0.05)
     with pytest.raises(ZeroDivisionError):
         eventually(lambda: 1 / 0)
+
+
+def test_neither_a_standstill_nor_the_seconds_after_it_are_fair_time() -> None:
+    with FairTimer() as timer:
+        stand_still(2.2)
+        time.sleep(1.0)
+    assert timer.elapsed_s < 0.5
+    assert timer.withheld_s > 2.5
+    assert timer.stood_still
+
+
+@pytest.mark.parametrize(("still_s", "attempts"), [(2.2, 3), (0.0, 1)])
+def test_a_measurement_is_made_again_if_the_machine_stood_still_and_only_then(still_s: float, attempts: int) -> None:
+    made: list[int] = []
+
+    @undisturbed
+    def attempt() -> str:
+        made.append(len(made))
+        if len(made) < 3:
+            stand_still(still_s)
+        assert len(made) >= 3, "too slow"
+        return "measured"
+
+    if still_s:
+        assert attempt() == "measured"
+    else:
+        with pytest.raises(AssertionError, match="too slow"):
+            attempt()
+    assert len(made) == attempts
