@@ -186,7 +186,7 @@ def test_nobody_takes_all_calls_of_a_gateway(limited: Callable[..., Flooded]) ->
     try:
         for thread in threads:
             thread.start()
-        assert all(begins.wait(30) for begins in begun)
+        assert all(begins.wait(60) for begins in begun)
         eventually(refused, "he is refused")
         world.works()
         go_on.set()

@@ -119,7 +119,7 @@ class Ends:
             self.at_s[what] = self._timer.elapsed_s
 
         threading.Thread(target=run, name=what, daemon=True).start()
-        assert self.begun[what].wait(30), what
+        assert self.begun[what].wait(60), what
 
 
 def _follow(client: NodeClient, number: int) -> Callable[[Callable[[], None]], None]:

@@ -46,9 +46,9 @@ def holds_tasks(chaos: Chaos, node: str) -> bool:
     """Stops a Starter; it stays stopped if it has claimed tasks, of which nobody else can take any now."""
     chaos.cluster.kill(node, signal.SIGSTOP)
     coordinator = chaos.cluster.coordinator
-    before = coordinator.children(paths.running_node(node)).result(10)
+    before = coordinator.children(paths.running_node(node)).result(60)
     time.sleep(0.05)  # what it had sent is committed
-    if before and coordinator.children(paths.running_node(node)).result(10):
+    if before and coordinator.children(paths.running_node(node)).result(60):
         return True
     chaos.cluster.kill(node, signal.SIGCONT)
     return False

@@ -8,7 +8,7 @@ import signal
 import time
 
 import pytest
-from breakable import RECOVERY_S, TICK, Chaos, T
+from breakable import Chaos
 
 from tests.harness.waiting import eventually
 
@@ -86,10 +86,10 @@ def test_leaders_that_die_and_stop_around_placements_lose_and_double_nothing(cha
     epoch = chaos.epoch()
     jobs = chaos.submit(12, 0.3, "-q", "batch")
     wide = [chaos.submit_job(2, 0.3, "-N", "2") for _ in range(2)]
-    eventually(lambda: chaos.cluster.process(stopped).state == "stopped", "the last of them has stopped", within_s=2 * (RECOVERY_S + T))
+    eventually(lambda: chaos.cluster.process(stopped).state == "stopped", "the last of them has stopped")
     assert [chaos.cluster.process(each).state for each in doomed] == ["dead", "dead", "stopped"]
     late = chaos.submit(2, 0.3, "-q", "batch")
-    eventually(lambda: chaos.leader() == heir, "another WatchDog leads", within_s=T + TICK + 3.0)
+    eventually(lambda: chaos.leader() == heir, "another WatchDog leads")
     eventually(lambda: chaos.spans(late), "it places")
     chaos.cluster.kill(stopped, signal.SIGCONT)
     tasks = chaos.finish()

@@ -83,7 +83,7 @@ class Machine:
 
     def promised(self, number: int) -> set[int]:
         """Jobs whose cores it is promised, running or gone, as the scheduler's record has it; empty: it has no reservation."""
-        found = self.chaos.cluster.coordinator.get(paths.placing("default"), timeout_s=10.0).result(11.0)
+        found = self.chaos.cluster.coordinator.get(paths.placing("default")).result(60)
         for job, _, waits_for, held in decode_records(found.data).holds if found is not None else ():
             if job == job_id(number, 0):
                 return {task_of(share[0])[0] for share in (*waits_for, *held)}

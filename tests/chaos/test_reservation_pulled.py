@@ -69,7 +69,7 @@ class Beside(Machine):
 
     def kept(self, number: int) -> list[str]:
         """Nodes that were told to keep cores for it."""
-        lists = {node: self.chaos.cluster.coordinator.children(paths.hold(node)).result(10.0) or () for node in ("n1", "n2")}
+        lists = {node: self.chaos.cluster.coordinator.children(paths.hold(node)).result(60) or () for node in ("n1", "n2")}
         return [node for node, names in lists.items() if f"r-{number}.0" in names]
 
     def spells(self) -> list[Spell]:

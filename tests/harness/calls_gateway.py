@@ -109,7 +109,7 @@ class PlayedGateway:
         """Ends all streams at once."""
         for stream in self.streams:
             stream.out.put(None)
-        self._server.stop(0).wait(10)
+        self._server.stop(0).wait(60)
 
     # -- what the test does
 
@@ -242,7 +242,7 @@ class ServerProcess:
     def __exit__(self, *_: object) -> None:
         if self._process.poll() is None:
             self._process.send_signal(signal.SIGKILL)
-        self._process.wait(30)
+        self._process.wait(60)
 
     @property
     def pid(self) -> int:

@@ -71,7 +71,7 @@ class Flooded:
 
     def asked(self, kind: str) -> float:
         """Returns how many requests of a kind the gateway has taken since its start."""
-        with urllib.request.urlopen(f"http://{self.gateway.metrics}/metrics", timeout=30) as answer:
+        with urllib.request.urlopen(f"http://{self.gateway.metrics}/metrics", timeout=60) as answer:
             lines = answer.read().decode().splitlines()
         return next((float(line.split()[-1]) for line in lines if line.startswith(f'rmgr_gateway_requests_total{{kind="{kind}"}}')), 0.0)
 

@@ -30,7 +30,7 @@ class GatewayProcess:
         self.metrics = ""
         self._process: subprocess.Popen[bytes] | None = None
 
-    def start(self, deadline_s: float = 30.0) -> Self:
+    def start(self, deadline_s: float = 60.0) -> Self:
         """Starts the gateway and waits until it listens."""
         words = ["submitter", "--listen", self.endpoint, "--log-format", "json", *self._options]
         self.metrics = ""

@@ -64,5 +64,5 @@ def unhold(rig: Rig, job: place_ops.Assigned) -> None:
     """Removes a job's holds, as the leader does when the block is gone."""
     key = job.running
     for node, _ in job.allocation.helpers:
-        outcome = rig.zk.commit(place_ops.unhold(node, key.submission, key.first, key.attempt)).result(10)
+        outcome = rig.zk.commit(place_ops.unhold(node, key.submission, key.first, key.attempt)).result(60)
         assert isinstance(outcome, Committed), outcome

@@ -223,7 +223,7 @@ class Handmade:
         """Ends the stream without a goodbye. Idempotent."""
         self._outbox.end()
         self._call.cancel()
-        self._reader.join(30)
+        self._reader.join(60)
         self._channel.close()
         self.asks.close()
 

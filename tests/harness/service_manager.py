@@ -70,7 +70,7 @@ class Service:
         beats = self.times("WATCHDOG=1")
         return time.monotonic() - beats[-1] if beats else 0.0
 
-    def stop(self, within: float = 20.0) -> int:
+    def stop(self, within: float = 60.0) -> int:
         """Sends SIGTERM and waits; returns the exit code."""
         self.process.send_signal(signal.SIGTERM)
         return self.process.wait(within)

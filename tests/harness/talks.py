@@ -126,4 +126,4 @@ class TalkClient:
     def close(self, timeout_s: float = 5.0) -> None:
         self.link.close(timeout_s)
         self._closing.set()
-        self._looking.join(10)
+        self._looking.join(60)

@@ -57,7 +57,7 @@ class Terminal:
 
     def close(self) -> None:
         self.process.kill()
-        self.process.wait(30)
+        self.process.wait(60)
         os.close(self.master)
         os.close(self._slave)
 

@@ -165,7 +165,7 @@ def test_a_cancelled_call_is_killed_on_its_server(world: Called, caller: Caller)
     eventually(lambda: world.executions("wait_for") - before, "it runs")
     assert future.cancel()
     with pytest.raises(CancelledError):
-        future.result(10)
+        future.result(60)
     eventually(lambda: not on_servers(caller), "nothing runs there any more")
 
 
@@ -309,7 +309,7 @@ def test_closing_ends_the_calls_that_are_under_way_and_those_that_wait(world: Ca
         eventually(lambda: world.executions("wait_for") - before, "some run")
     for future in futures:
         with pytest.raises(CancelledError):
-            future.result(30)
+            future.result(60)
 
 
 def test_a_crooked_server_spoils_its_own_calls_alone(world: Called, caller: Caller) -> None:

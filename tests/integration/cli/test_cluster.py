@@ -61,7 +61,7 @@ def test_every_daemon_says_where_its_measurements_are_and_that_it_can_work(sh: S
     assert len(set(places)) == 3
     assert all(place in sh.ok("nodes", "-o", "+metrics").out for place in places[1:])
     for place in places:
-        with urllib.request.urlopen(f"http://{place}/healthz", timeout=30) as answer:
+        with urllib.request.urlopen(f"http://{place}/healthz", timeout=60) as answer:
             assert (answer.status, answer.read()) == (200, b"ok\n")
 
 

@@ -164,7 +164,7 @@ def test_a_client_that_is_killed_leaves_nothing(place: Place, way: str) -> None:
     before = place.bytes_by_writing()
     with Transfer(place, way, f"killed/{way}") as transfer:
         transfer.process.kill()
-        transfer.process.wait(10)
+        transfer.process.wait(60)
     assert is_absent(place, f"killed/{way}")
 
     def is_clean() -> bool:

@@ -47,7 +47,7 @@ def programs(live: DevCluster, tmp_path: Path) -> Iterator[Programs]:
     for process in made.all:
         if process.poll() is None:
             process.kill()
-        process.communicate(timeout=30)
+        process.communicate(timeout=60)
 
 
 def line_of(process: subprocess.Popen[str]) -> str:

@@ -121,7 +121,7 @@ def fails(text: str) -> None:
 def record_of(connection: Connection, number: int | None) -> Submission:
     assert number is not None
     assert connection.coordinator is not None
-    return validity.submission(connection.coordinator.get(paths.sub(number)).result(30).data, number)
+    return validity.submission(connection.coordinator.get(paths.sub(number)).result(60).data, number)
 
 
 def test_tasks_of_one_queue_may_need_something_else(connection: Connection) -> None:

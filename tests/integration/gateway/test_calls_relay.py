@@ -243,7 +243,7 @@ def test_an_answer_that_breaks_off_is_asked_for_again(world: World) -> None:
             over.wait(60)
 
         given = server.stub.Give.future(half())
-        assert under_way.wait(20)
+        assert under_way.wait(60)
         time.sleep(0.1)  # its part has arrived
         given.cancel()
         over.set()
@@ -288,7 +288,7 @@ def test_a_server_that_dies_with_a_call_is_told_at_once_and_one_whose_client_goe
     seen: list[str] = []
     reader = threading.Thread(target=lambda: seen.extend(message.WhichOneof("what") for message in attempt.messages()))
     reader.start()
-    assert running.wait(30)
+    assert running.wait(60)
     other = world.client().attempt(world.ask(1), lambda: [b"x"])
     heard = other.messages()
     assert next(heard).WhichOneof("what") == "named"
@@ -297,7 +297,7 @@ def test_a_server_that_dies_with_a_call_is_told_at_once_and_one_whose_client_goe
     orphan = eventually(lambda: [message.orphan for message in server.heard if message.WhichOneof("what") == "orphan"], "told of it")
     assert orphan[0].number == 2
     server.close()
-    reader.join(30)
+    reader.join(60)
     assert (seen[0], seen[-1]) == ("named", "over")
     go_on.set()
 
@@ -405,7 +405,7 @@ def test_an_answer_that_overtakes_the_word_that_its_server_has_the_call_is_not_l
     )
     given.start()
     kinds, answer = world.called(b"x" * 10 * PIECE_BYTES, bound_server="s1", bound_life=server.life)
-    given.join(30)
+    given.join(60)
     assert (kinds, answer) == (["named", "outcome", "data"], b"1")
     eventually(lambda: any(m.WhichOneof("what") == "closed" for m in server.heard), "acknowledged, without arguments that nobody wants")
 
@@ -436,7 +436,7 @@ def test_arguments_that_are_not_as_announced_reach_no_function(world: World, ann
 
     def says() -> Iterator[Any]:
         yield pb.FromCaller(ask=world.ask(announced))
-        named.wait(30)
+        named.wait(60)
         yield from (pb.FromCaller(data=data) for data in sent)
 
     kinds: list[str] = []

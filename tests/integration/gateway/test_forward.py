@@ -240,7 +240,7 @@ def test_a_question_that_waits_for_zookeeper_holds_up_no_other(place: Place, mon
         try:
             first = threads.submit(link.ask, LeaderClient.jobs)
             assert waits.wait(60)
-            assert threads.submit(link.ask, LeaderClient.jobs).result(30) == [JOB]
+            assert threads.submit(link.ask, LeaderClient.jobs).result(60) == [JOB]
         finally:
             slow.set_result(get(paths.EPOCH).result(60))
         assert first.result(60) == [JOB]

@@ -257,12 +257,12 @@ class Standing(MemoryStore):
 
     def get_noted_many(self, keys: Any, **options: Any) -> Any:
         self.asked += 1
-        self.goes.wait(30)
+        self.goes.wait(60)
         return super().get_noted_many(keys, **options)
 
     def put_many(self, rows: Any, **options: Any) -> None:
         self.asked += 1
-        self.goes.wait(30)
+        self.goes.wait(60)
         super().put_many(rows, **options)
 
 

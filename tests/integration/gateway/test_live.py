@@ -271,14 +271,14 @@ def test_a_command_that_waits_goes_on_through_a_restart(shell: Shell, gateway: G
     wait = "until [ -e {} ]; do sleep 0.1; done"
     script = f"echo begins; {wait.format(first)}; echo goes on; {wait.format(second)}; echo ends; exit 3"
     with shell.running("run", "--", "sh", "-c", script) as process:
-        wait_line(process, "begins", deadline_s=20)
+        wait_line(process, "begins", deadline_s=60)
         gateway.kill()
         gateway.start()
         first.touch()
         assert wait_line(process, "goes on") == "goes on\n"  # while the task runs, and once
         second.touch()
-        wait_line(process, "ends", deadline_s=30)
-        assert process.wait(30) == 3
+        wait_line(process, "ends", deadline_s=60)
+        assert process.wait(60) == 3
 
 
 def test_work_of_a_client_that_was_killed_ends_without_it(live: DevCluster, gateway: GatewayProcess, tmp_path: Path) -> None:
@@ -315,7 +315,7 @@ def test_it_tells_its_health_and_what_it_counts(gateway: GatewayProcess, connect
     assert connection.submitter.nodes()
     with OwnClient(gateway.endpoint, credentials=connection.credentials, role=Role.SUBMITTER) as client:
         assert client.is_serving()
-    with urllib.request.urlopen(f"http://{gateway.metrics}/metrics", timeout=30) as answer:
+    with urllib.request.urlopen(f"http://{gateway.metrics}/metrics", timeout=60) as answer:
         text = answer.read().decode()
     assert "rmgr_gateway_sessions 1.0" in text
     assert "rmgr_gateway_zookeeper_connected 1.0" in text

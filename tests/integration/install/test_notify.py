@@ -78,7 +78,7 @@ def test_a_watchdog_and_a_starter_tell_systemd_the_truth(zookeeper: ZooKeeperSer
 def test_nobody_is_ready_before_there_is_a_cluster(zookeeper: ZooKeeperServer, chroot: str, tmp_path: Path) -> None:
     variables = environment(zookeeper, chroot, tmp_path, "") | {"RMGR_CLUSTER_CONNECT_TIMEOUT_S": "1"}
     with Service(tmp_path, "submitter", environment=variables) as gateway:
-        gateway.process.wait(30)
+        gateway.process.wait(60)
         assert gateway.process.returncode != 0
         assert gateway.said == []
 

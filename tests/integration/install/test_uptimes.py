@@ -68,7 +68,7 @@ def missing() -> str:
         return "time namespaces need root"
     if shutil.which("unshare") is None:
         return "time namespaces need unshare (Debian: util-linux)"
-    tried = subprocess.run(inside(1, "true"), capture_output=True, text=True, timeout=30, check=False)
+    tried = subprocess.run(inside(1, "true"), capture_output=True, text=True, timeout=60, check=False)
     return f"time namespaces cannot be made here: {tried.stderr.strip()}" if tried.returncode else ""
 
 

@@ -38,7 +38,7 @@ class Gateway:
         self.reports = 0
 
     def epoch(self) -> EpochRecord:
-        return decode_record(self._cluster.coordinator.get(paths.EPOCH).result(30).data, EpochRecord)
+        return decode_record(self._cluster.coordinator.get(paths.EPOCH).result(60).data, EpochRecord)
 
     def asked(self, question: Callable[[MetaserverClient], Any]) -> Any:
         """The answer of who leads, when somebody does."""

@@ -54,7 +54,7 @@ def test_work_and_its_starter_inherit_no_disposition(rig: Rig) -> None:
     assert (set_in(child, "SigIgn"), set_in(child, "SigBlk")) == (set(), set())
 
     starter.terminate()
-    assert starter.wait(30) == 0, "SIGTERM was ignored"
+    assert starter.wait(60) == 0, "SIGTERM was ignored"
 
 
 def test_what_tests_start_inherits_no_disposition() -> None:

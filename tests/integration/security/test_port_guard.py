@@ -62,8 +62,8 @@ class Stranger:
 
     def end(self) -> None:
         self.process.kill()
-        self.process.wait(30)
-        self._reader.join(30)
+        self.process.wait(60)
+        self._reader.join(60)
         assert self.process.stdout is not None
         self.process.stdout.close()
 

@@ -159,13 +159,13 @@ def test_a_guarded_daemon_shows_its_measurements_to_other_machines_by_tls_only(c
         address = json.loads(wait_line(process, "watchdog_listens", stream="stderr"))["address"]
         here = f"localhost:{address.rpartition(':')[2]}"
         with pytest.raises(OSError, match=r"."):
-            urllib.request.urlopen(f"http://{here}/healthz", timeout=30)
+            urllib.request.urlopen(f"http://{here}/healthz", timeout=60)
         owner = context_of(Credentials.load(cluster.environment()["RMGR_SECURITY_DIR"]), ssl.PROTOCOL_TLS_CLIENT)
         owner.check_hostname = False  # a scraper is told to expect watchdog.rmgr
-        with urllib.request.urlopen(f"https://{here}/metrics", timeout=30, context=owner) as answer:
+        with urllib.request.urlopen(f"https://{here}/metrics", timeout=60, context=owner) as answer:
             assert "rmgr_leader" in answer.read().decode()
         process.terminate()
-        assert process.wait(30) == 0
+        assert process.wait(60) == 0
 
 
 def test_a_daemon_needs_the_bundle_of_its_own_role(cluster: DevCluster, tmp_path: Path) -> None:

@@ -227,7 +227,7 @@ def test_a_hold_that_was_replaced_between_two_looks_is_taken_anew(rig: Rig) -> N
     outcome = rig.zk.commit(Multi(name="TEST", ops=(Delete(path), Create(path, data)), proof=Holds(path, data))).result(60)
     assert isinstance(outcome, Committed)
     ready = rig.starters[0].starter.ask(lambda: agent.jobs.holds.when_ready(f"{job}.0.1", head="n3", cores=2))
-    assert ready.result(30) is not before
+    assert ready.result(60) is not before
     eventually(lambda: agent.lanes.free_cores == 1, "the old one's core free")
     delete(rig, path)
     eventually(lambda: agent.lanes.free_cores == 3, "all cores free")

@@ -228,7 +228,7 @@ def test_a_full_disk_refuses_only_the_writes_that_do_not_fit(small_disk: Path) -
             thread.start()
         holder.kill()
         for thread in threads:
-            thread.join(30)
+            thread.join(60)
         assert ends["a"] is None
         assert ends["c"] is None
         assert isinstance(ends["big"], StoreUnavailable)

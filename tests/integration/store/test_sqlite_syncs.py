@@ -99,7 +99,7 @@ def test_a_group_is_synced_if_one_of_its_writes_is(traced: Traced) -> None:
             writer.start()
         eventually(lambda: len(traced.store._writer._queue) == len(writers), "both wait for the lock")
     for writer in writers:
-        writer.join(30)
+        writer.join(60)
     assert traced.store.get("name/a") == (b"mine", POINTER)
     assert traced.store.get("value") == (b"1", Encoding.RAW)
     assert traced.levels() == ["NORMAL", "FULL"]

@@ -412,7 +412,7 @@ def test_in_a_secured_cluster_work_runs_as_whoever_signed_it(
     assert secured.security is not None
     options = ["--work-dir", str(place / "secured")]
     secured.start_starter("n1", options=options, environment={"RMGR_SECURITY_RUN_AS": "user", "PYTHONPATH": str(home.ROOT)})
-    secured.wait_healthy(nodes=1, leader=True, deadline_s=30)
+    secured.wait_healthy(nodes=1, leader=True, deadline_s=60)
     shells = {
         name: Shell(tmp_path / name, secured.environment() | {"RMGR_SECURITY_DIR": str(secured.security.bundle(role, name))})
         for name, role in ((anna.name, Role.USER), (ben.name, Role.USER), ("nobody-here", Role.USER), ("root", Role.OPERATOR))

@@ -81,7 +81,7 @@ def test_work_that_its_user_cannot_reach_waits_and_everybody_says_what_to_type(
         secured.start_starter(node, options=["--cores", "1", "--work-dir", str(place / node)], environment=environment)
 
     start("n1", closed)
-    secured.wait_healthy(nodes=1, leader=True, deadline_s=30)
+    secured.wait_healthy(nodes=1, leader=True, deadline_s=60)
     shells = [
         Shell(tmp_path / name, secured.environment() | {"RMGR_SECURITY_DIR": str(secured.security.bundle(role, name))})
         for name, role in ((anna.name, Role.USER), ("root", Role.OPERATOR))
@@ -139,7 +139,7 @@ def test_an_interpreter_that_its_user_cannot_reach_fails_the_work_with_that_reas
     assert secured.security is not None
     environment = {"RMGR_SECURITY_RUN_AS": "user", "PYTHONPATH": str(home.ROOT)}
     secured.start_starter("n1", options=["--work-dir", str(place / "n1")], environment=environment)
-    secured.wait_healthy(nodes=1, leader=True, deadline_s=30)
+    secured.wait_healthy(nodes=1, leader=True, deadline_s=60)
     bundle = secured.security.bundle(Role.USER, anna.name)
     user = Shell(tmp_path / "anna", secured.environment() | {"RMGR_SECURITY_DIR": str(bundle)})
     made = f"rmgr.TaskQueue(os.getuid, python={str(python)!r})"
