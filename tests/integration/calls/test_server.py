@@ -19,6 +19,7 @@ from rmgr.model.arrays import fit_inputs
 from rmgr.model.interface import Interface, decode_interface, read_functions
 from rmgr.v1 import calls_pb2 as pb
 from tests.harness.calls_gateway import PlayedGateway, ServerProcess, executions
+from tests.harness.fair_time import undisturbed
 from tests.harness.waiting import eventually
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="servers run Linux")
@@ -409,6 +410,7 @@ def small_spool(tmp_path: Path) -> Iterator[Path]:
         subprocess.run([unmount, "-l", spool], check=True)
 
 
+@undisturbed  # a gateway that is played offers nothing again
 def test_a_disk_that_is_full_costs_the_call_that_fills_it_and_no_other(small_spool: Path) -> None:
     with Rig(small_spool, slots=1) as rig:
         large = rig.gateway.offer("length", packed("length", bytes(20 << 20)))
