@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import gc
 import importlib
+import logging
 import sys
 import types
 from importlib.machinery import PathFinder
@@ -35,6 +36,8 @@ UNUSED = (
 
 def defer() -> None:
     """Makes later imports of `UNUSED` load nothing. Modules that are loaded already, or not installed, are left alone."""
+    if sys.version_info >= (3, 12):
+        logging.logAsyncioTasks = False  # otherwise each record asks the event loop for its task, and so loads it
     for name in UNUSED:
         found = None if name in sys.modules else _spec(name)
         if found is not None:
