@@ -169,8 +169,10 @@ def _drain_record(on: Answers, node: str, reason: str) -> Drain:
 def _drain(on: Answers, question: q.DrainNode, timeout_s: float) -> None:
     record = _drain_record(on, question.node, question.reason)
 
-    def attempt() -> Multi:
+    def attempt() -> Multi | None:
         found = read_drain(on, question.node, timeout_s)
+        if found is not None and not found[0].is_over and not question.reason:
+            return None  # it is drained already, and says since when, by whom and why
         return membership.drain(record, found[1] if found is not None else None)
 
     _commit(on, attempt, f"the drain of {question.node}", timeout_s)

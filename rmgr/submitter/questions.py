@@ -386,7 +386,7 @@ class ReadVacated(Question[StopRequest]):
 
 
 class DrainNode(Question[None]):
-    """Drains a node, so that it takes no new work; draining it again replaces the reason. Raises StateConflict."""
+    """Drains a node, so that it takes no new work; draining it again with another reason replaces that. Raises StateConflict."""
 
     node: Name
     reason: Words = ""

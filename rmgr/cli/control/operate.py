@@ -72,7 +72,7 @@ _GRACE = "how long it may take to save its state  [as it was submitted with: --c
 @click.option("--reason", metavar="TEXT", default="", help="shown to users who ask why nothing runs there")
 @click.option("--migrate", is_flag=True, help="have placed jobs there save their state and continue elsewhere; wait for them")
 def drain(session: Session, nodes: tuple[str, ...], reason: str, migrate: bool) -> None:
-    """Lets nodes finish their work and take no more. Draining a node again replaces the reason."""
+    """Lets nodes finish their work and take no more. Draining a node again with a reason replaces the former."""
     names = named_nodes(nodes, session.query().nodes())
     for node in names:
         drain_node(session, node, reason)

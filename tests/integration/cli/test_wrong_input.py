@@ -54,12 +54,17 @@ pytestmark = pytest.mark.usefixtures("live")
         (["submit", "-d", "afterok:", "--", "true"], 2, "'afterok:' is not a dependency: no id stands behind it"),
         (["submit", "--dependency=afterok:", "--", "true"], 2, "is a variable empty? --after=ok:ID"),
         (["submit", "--cwd", "sub", "--", "true"], 2, "the whole path: --cwd=/"),
+        (["submit", "-o", "-", "--", "true"], 2, "--out - names no file"),
         (["submit", "--dry-run", "-o", "x-%A_%a.out", "--", "true"], 0, "-o: %A stays as it is: %j is the job"),
         (["submit", "--dry-run", "-e", "%4j%%", "--", "true"], 0, "-e: %4j stays as it is"),
         (["submit", "--dry-run", "-a", "1-2", "-o", "x.out", "--", "true"], 0, "%a in its name gives each its own file"),
         (["submit", "--dry-run", "-a", "1-2", "--", "echo", "$RMGR_ARRAY_INDEX"], 0, "sh -c 'CMD $RMGR_ARRAY_INDEX'"),
         (["submit", "--dry-run", "--", "sh", "-c", "cd $PBS_O_WORKDIR"], 0, "--env PBS_O_WORKDIR=VALUE sets it"),
         (["jobs", "list"], 2, "did you mean: rmgr jobs"),
+        (["status", "7"], 2, "of one job: rmgr show 7"),
+        (["attach", "7"], 2, "did you mean: rmgr logs -f 7"),
+        (["uncordon", "n1"], 2, "did you mean: rmgr resume n1"),
+        (["suspend", "7"], 2, "waiting work: rmgr hold ID"),
         (["jobs", "cancel", "7"], 2, "did you mean: rmgr cancel 7"),
         (["jobs", "running"], 2, "did you mean: rmgr jobs -s running"),
         (["scontrol", "show", "job", "7"], 2, "did you mean: rmgr show 7"),
@@ -105,6 +110,16 @@ def test_several_nodes_are_drained_at_once(sh: Shell, words: list[str]) -> None:
         )
     finally:
         sh.ok("resume", *words)
+
+
+def test_draining_again_keeps_the_reason_unless_there_is_another(sh: Shell) -> None:
+    try:
+        told = [sh.ok("drain", "n1", "--json", *more).json["reason"] for more in (["--reason", "fan"], [], ["--reason", "disk"], [])]
+        assert told == ["fan", "fan", "disk", "disk"]
+    finally:
+        sh.ok("resume", "n1")
+    assert sh.ok("drain", "n1", "--json").json["reason"] == ""  # not that of an earlier drain
+    sh.ok("resume", "n1")
 
 
 def test_one_is_one(sh: Shell) -> None:
