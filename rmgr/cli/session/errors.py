@@ -20,6 +20,8 @@ BROKEN_PIPE = 141
 INTERRUPTED = 130
 #: Most characters of a message or a hint.
 _MOST_TOLD = 1500
+#: What click says of the number of a job where none belongs.
+_EXTRA_JOB = re.compile(r"Got unexpected extra argument \((\d+(?:_\d+)?)\)")
 #: How long an outage was waited for, as messages say it.
 _WAITED = re.compile(r" within (?:[0-9.]+(?:ms|[dhms]))+(?=[:;,]|$)")
 
@@ -163,6 +165,8 @@ def hint_of(error: click.ClickException, otherwise: str = "") -> str:
             return told
     if ctx is None or otherwise:
         return otherwise or "rmgr --help"
+    if job := _EXTRA_JOB.fullmatch(error.message):
+        return f"of one job: rmgr show {job[1]}   ({ctx.command_path} --help)"
     example = _example(ctx.command.epilog) if isinstance(error, click.MissingParameter) else ""
     return f"as in: {example}   ({ctx.command_path} --help)" if example else f"{ctx.command_path} --help"
 

@@ -13,23 +13,23 @@ from rmgr.cli.words import qsub, sbatch
 COMMANDS = {
     word: ours
     for ours, words in {
-        "submit": "sbatch, qsub, bsub, condor_submit, job submit",
+        "submit": "sbatch, qsub, bsub, oarsub, condor_submit, job submit, job run, job dispatch",
         "submit --array": "array",
         "run": "srun, condor_run",
         "run --pty bash": "salloc, qrsh, qlogin",
-        "jobs": "squeue, scontrol show jobs, qstat, qselect, bjobs, condor_q, job, job list, ps, ls, list",
+        "jobs": "squeue, scontrol show jobs, qstat, qselect, bjobs, oarstat, condor_q, job, job list, ps, ls, list",
         "explain": "sprio, job explain",
         "history": "sacct, bhist, qacct, condor_history",
         "report": "sreport, bacct, usage",
         "jobs -o +share": "sshare",
-        "show": "sstat, scontrol show job, job info, job show, task info",
+        "show": "sstat, seff, scontrol show job, job info, job show, job status, task info, info, inspect, describe",
         "nodes": (
             "sinfo, scontrol show node, scontrol show nodes, bhosts, lsload, qhost, pbsnodes, condor_status, worker list, worker info, "
-            "node, node list"
+            "workers, node, node list, node status"
         ),
-        "status": "sdiag, scontrol ping, job summary, info",
-        "cancel": "scancel, qdel, bkill, condor_rm, job cancel, kill, stop, del, delete, rm, remove",
-        "logs -f": "sattach, bpeek, condor_tail, tail",
+        "status": "sdiag, scontrol ping, job summary",
+        "cancel": "scancel, qdel, bkill, oardel, condor_rm, job cancel, job stop, kill, stop, del, delete, rm, remove",
+        "logs -f": "sattach, job attach, attach, bpeek, condor_tail, tail",
         "limits": "sacctmgr",
         "queues": "scontrol show partition, bqueues, queue",
         "config show": "scontrol show config",
@@ -41,10 +41,10 @@ COMMANDS = {
         "tasks": "job tasks, job task-ids, task, task list",
         "wait --progress": "job progress",
         "starter": "worker, worker start",
-        "drain": "worker stop, condor_drain",
+        "drain": "worker stop, node drain, condor_drain, cordon",
         "watchdog": "scheduler",
         "jobs --watch": "dashboard, top, watch",
-        "resume": "undrain",
+        "resume": "undrain, uncordon",
         "dev": "start",
         "admin init": "init",
         "store put": "put",
@@ -58,6 +58,8 @@ _ALONE = {"sacctmgr", "sreport", "sshare", "sdiag"}
 _ADVICE = {
     "scontrol update": "rmgr update ID --priority N -t TIME --mem SIZE; a node: rmgr drain NODE, rmgr resume NODE",
     "scontrol": "rmgr show ID, rmgr update ID, rmgr hold ID, rmgr release ID; nodes: rmgr nodes, rmgr drain NODE, rmgr resume NODE",
+    **dict.fromkeys(("suspend", "pause", "scontrol suspend"), "waiting work: rmgr hold ID; running work: rmgr migrate ID, rmgr cancel ID"),
+    **dict.fromkeys(("ts", "tsp", "pueue"), "rmgr submit -- CMD; rmgr jobs; rmgr logs ID; rmgr wait ID"),
     "qalter": "rmgr update ID --priority N -t TIME --mem SIZE",
     "bmod": "rmgr update ID --priority N -t TIME --mem SIZE",
     "parallel": "rmgr submit --each-line FILE -- sh -c 'CMD \"$RMGR_ENTRY\"'; seq 1 9 | rmgr submit --each-line - ...",
@@ -66,7 +68,7 @@ _ADVICE = {
 #: Selectors of `rmgr cancel` and `rmgr rerun`: after `kill` or `restart`, other words name nodes, values or queues.
 _SELECTOR = re.compile(r"\d[\d,:_%-]*|taskq-\d+|last|all")
 #: Names of programs before their own commands.
-_PROGRAMS = {"hq", "dask", "slurm", "flux", "rmgr"}
+_PROGRAMS = {"hq", "dask", "slurm", "flux", "nomad", "rmgr"}
 
 #: Options of other systems -> ours.
 OPTIONS = {

@@ -37,13 +37,13 @@ _EQUALS = {
 }
 #: A comment that is meant as a directive, and is none.
 _NEARLY = re.compile(rf"{_MARK}\s*(?=-)", re.IGNORECASE)
-#: A variable in a directive.
-_VARIABLE = re.compile(r"\$(?:\{\w+\}|[A-Za-z_]\w*)")
+#: A variable, or a home directory, in a directive.
+_VARIABLE = re.compile(r"\$(?:\{\w+\}|[A-Za-z_]\w*)|(?<=[\s=])~(?=/)")
 #: srun where a shell takes it for a command.
 _SRUN = re.compile(r"(?:^|[;&|(]|\b(?:then|do|else|time|exec))\s*srun\s")
 #: Systems whose lines are translated.
 _TRANSLATED = (SBATCH, PBS)
-_FOREIGN = (*_TRANSLATED, "#BSUB", "#HQ", "#$ ", "#COBALT", "#PJM")
+_FOREIGN = (*_TRANSLATED, "#BSUB", "#HQ", "#$ ", "#COBALT", "#PJM", "#FLUX:", "#flux:", "#OAR ", "#MSUB ")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -89,6 +89,10 @@ class CommandOptions:
             raise UsageError("--array and --each-line exclude each other", hint="--each-line makes one task for each line")
         if not self.resubmit and self.retries:
             raise UsageError("--no-resubmit (at most once) and --retries exclude each other", hint="drop one of them")
+        for option, name in (("--out", self.out), ("--err", self.err)):
+            if name == "-":
+                hint = "leave it out: rmgr logs, --wait and rmgr run show what work prints; a file of this name is ./-"
+                raise UsageError(f"{option} - names no file", hint=hint)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
