@@ -338,8 +338,20 @@ class Program:
         namespace = self.namespace(module)
         if isinstance(thing, types.FunctionType) and _looks_up(thing.__code__):
             return {(module, name) for name in namespace if not name.startswith("__")}
-        texts = [text for text in getattr(thing, "__annotations__", {}).values() if isinstance(text, str)]
+        texts = [text for text in annotations_of(thing).values() if isinstance(text, str)]
         return {(module, name) for text in texts for name in _WORD.findall(text) if name in namespace}
+
+
+def annotations_of(thing: types.FunctionType | type) -> Mapping[str, object]:
+    """Returns its own annotations; as text if they name what is not there, as they may since Python 3.14 computes them late."""
+    try:
+        return getattr(thing, "__annotations__", {})
+    except Exception:
+        if sys.version_info < (3, 14):
+            raise
+        import annotationlib  # type: ignore[import-not-found,unused-ignore]
+
+        return annotationlib.get_annotations(thing, format=annotationlib.Format.STRING)
 
 
 def text_of(thing: object, attribute: str) -> str | None:
@@ -429,6 +441,8 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             return _descriptor, (kind, base, parts), dict(vars(thing))
         if kind is functools.cached_property:  # with a lock, up to Python 3.11
             return _cached_property, (thing.func, thing.attrname)
+        if kind is functools.partialmethod:  # whose `__new__` needs its function, since Python 3.14
+            return _partial_method, (thing.func, thing.args, thing.keywords)
         if kind in _WEAK:
             return kind, (dict(thing),)
         if kind in _BINARY:
@@ -499,7 +513,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             is_ours = function.__module__ in self._program.modules()
             return self._dynamic_function_reduce(function) if is_ours else super().reducer_override(function)
         self.needs.update(self._program.mentioned_by(function), self._program.perhaps_mentioned_by(function), [(module, _FILE)])
-        attributes, slots = cp._function_getstate(function)  # noqa: SLF001 - what cloudpickle keeps of a function
+        attributes, slots = _state_of_function(function)
         del slots["__globals__"], slots["__closure__"]
         if hasattr(function, "__type_params__"):
             slots["__type_params__"] = function.__type_params__
@@ -524,6 +538,8 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         if not isinstance(reduced, tuple) or reduced[-1] is not cp._class_setstate:  # noqa: SLF001 - how it sets up classes
             return reduced
         maker, arguments, state, *_ = reduced
+        if sys.version_info >= (3, 14) and state[0].pop("__annotations_cache__", vars(kind).get("__annotate_func__")):
+            state[0]["__annotations__"] = annotations_of(kind)  # cloudpickle keeps them if somebody looked at them
         self.needs.update(self._program.perhaps_mentioned_by(kind))
         if kind.__module__ in self._program.modules():
             self.needs.add((kind.__module__, _FILE))
@@ -576,7 +592,7 @@ def _fields_of_struct(kind: Any) -> list[tuple[str, dict[str, object]]]:
     """Returns the fields that a Struct adds to those of its bases, each with the arguments of its `msgspec.field`."""
     names, encoded, defaults = kind.__struct_fields__, kind.__struct_encode_fields__, kind.__struct_defaults__
     own: list[tuple[str, dict[str, object]]] = []
-    for name in vars(kind).get("__annotations__", {}):
+    for name in annotations_of(kind):
         if name not in names:  # a variable of the class
             continue
         at = names.index(name)
@@ -591,7 +607,7 @@ def _fields_of_struct(kind: Any) -> list[tuple[str, dict[str, object]]]:
 
 
 def _options_of_struct(kind: Any) -> dict[str, object]:
-    config, own = kind.__struct_config__, [name for name in vars(kind).get("__annotations__", {}) if name in kind.__struct_fields__]
+    config, own = kind.__struct_config__, [name for name in annotations_of(kind) if name in kind.__struct_fields__]
     options = {option: getattr(config, option) for option in dir(config) if not option.startswith("_")}
     return {**options, "tag": False if config.tag is None else config.tag, "kw_only": bool(own) and own[0] not in kind.__match_args__}
 
@@ -854,6 +870,23 @@ def _cached_property(function: Callable[[Any], Any], name: str | None) -> object
     made = functools.cached_property(function)
     made.attrname = name
     return made
+
+
+def _state_of_function(function: types.FunctionType) -> Any:
+    """Returns what cloudpickle keeps of a function."""
+    try:
+        return cp._function_getstate(function)  # noqa: SLF001
+    except NameError:  # its annotations: see `annotations_of`
+        twin = types.FunctionType(function.__code__, function.__globals__, function.__name__, function.__defaults__, function.__closure__)
+        for name in ("__qualname__", "__kwdefaults__", "__module__", "__doc__"):
+            setattr(twin, name, getattr(function, name))
+        twin.__annotations__ = {**annotations_of(function)}
+        vars(twin).update(vars(function))
+        return cp._function_getstate(twin)  # noqa: SLF001
+
+
+def _partial_method(function: Any, args: tuple[Any, ...], keywords: dict[str, Any]) -> object:
+    return functools.partialmethod(function, *args, **keywords)
 
 
 def _single_dispatch(function: Callable[..., Any], registry: dict[type, Callable[..., Any]], attributes: dict[str, Any]) -> object:

@@ -666,6 +666,30 @@ CLASS_PROGRAMS = {
                 print(executor.submit(use).result(), calls)
                 print(executor.submit(more).result(), executor.submit(use).result()[:2], len(calls))
     """,
+    "annotations that nobody has looked at yet": """
+        import sys, typing
+        class Kind:
+            n: int
+            other: "Kind"
+        def used(kind: Kind, *, many: list[Kind]) -> "Kind":
+            return kind
+        text = "class Late:\\n n: int\\n none: Nowhere\\ndef late(a: Nowhere, b: int = 2, *, c: Nowhere = 3):\\n return a + b + c"
+        if sys.version_info < (3, 14):
+            text = "from __future__ import annotations\\n" + text
+        exec(text)
+        late.mark = "x"
+        def text_of(thing):
+            if sys.version_info < (3, 14):
+                return thing.__annotations__
+            import annotationlib
+            return annotationlib.get_annotations(thing, format=annotationlib.Format.STRING)
+        def told():
+            hints = typing.get_type_hints(Kind), typing.get_type_hints(used), text_of(Late), text_of(late)
+            return str(hints), late(1), late.__kwdefaults__, late.mark, late.__qualname__
+        with pool() as executor:
+            print(executor.submit(told).result())
+            print(executor.submit(late, 1, c=1).result(), executor.submit(isinstance, Late(), Late).result())
+    """,
     "structs of msgspec": """
         import enum, msgspec, typing
         class Kind(enum.Enum):
