@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rmgr.adapters.access.auth import Caller
 from rmgr.adapters.access.limits import Bounds
-from rmgr.adapters.gateway.rows import Rows
 from rmgr.adapters.rpc.server import RpcServer
 from rmgr.coord.decisions.rights import Person
 from rmgr.coord.protocol.ports import Store
-from rmgr.daemons.service.serving import person_of
+from rmgr.daemons.gateway.rows import Rows
+from rmgr.daemons.gateway.values import GatewayContext, nobody_knows
 from tests.harness.memory_store import MemoryStore
 
 
@@ -20,16 +19,13 @@ class OpenRows(Rows):
     def __init__(self, store: Store | None = None, *, bounds: Bounds | None = None) -> None:
         self.store = store if store is not None else MemoryStore("")
         self.counts: dict[tuple[str, str], float] = {}
-        super().__init__(count=self.counted, bounds=bounds or Bounds())
-
-    def person_of(self, caller: Caller) -> Person:
-        return person_of(caller)
+        context = GatewayContext(
+            coordinator=None, store=self.store, log=None, bounds=bounds or Bounds(), owner_of=nobody_knows, count=self.counted
+        )
+        super().__init__(context, None)
 
     def permit(self, person: Person, verb: str, keys: Sequence[str]) -> None: ...
     def permit_content(self, person: Person, key: str, digest: str) -> None: ...
-
-    def store_of(self, person: Person) -> Store:
-        return self.store
 
     def visible(self, person: Person, keys: Sequence[str]) -> list[str]:
         return list(keys)

@@ -14,7 +14,6 @@ from functools import partial
 from rmgr.adapters.access.turns import Breath
 from rmgr.adapters.calls.relay import MAX_CALLS as MAX_REMOTE_CALLS
 from rmgr.adapters.gateway.forward import MAX_QUESTIONS, MAX_STREAMS, ClusterRoutes, Forwarder, LeaderLink
-from rmgr.adapters.gateway.rows import MAX_CALLS
 from rmgr.adapters.gateway.talk import Talks
 from rmgr.adapters.rpc.metaserver import MetaserverClient
 from rmgr.adapters.rpc.server import RpcServer
@@ -28,8 +27,9 @@ from rmgr.coord.protocol.ports import SessionState
 from rmgr.coord.protocol.records import glance_fragment
 from rmgr.daemons.gateway.calls import LEADER_S, Calls, GatewayMetrics
 from rmgr.daemons.gateway.door import ClusterUse, GatewayUse
+from rmgr.daemons.gateway.rows import MAX_CALLS, Rows
 from rmgr.daemons.gateway.talking import Asking, Desk
-from rmgr.daemons.gateway.values import GatewayContext, OwnedStore, Owners, UserRows
+from rmgr.daemons.gateway.values import GatewayContext, OwnedStore, Owners
 from rmgr.daemons.service.keepers import SecretKeeper, WrittenKeeper, recognise
 from rmgr.daemons.service.serving import DaemonShell
 from rmgr.daemons.starter.staging.inputs import Inputs
@@ -164,7 +164,7 @@ def _serve(shell: DaemonShell) -> int:
     submitter_thread.start()
     talks = Talks(desk.talker, most=MAX_TALKS, is_revoked=is_revoked, bounds=bounds, count=metrics.count)
     use = use_handler(GatewayUse(context, cluster_use))
-    for handler in (talks.handler, UserRows(context, owned).handler, *forwarder.handlers, Tunnels(forwarder, bounds=bounds).handler, use):
+    for handler in (talks.handler, Rows(context, owned).handler, *forwarder.handlers, Tunnels(forwarder, bounds=bounds).handler, use):
         server.add_generic(handler)
     if calls is not None:
         server.add_generic(calls.relay.handler)

@@ -20,7 +20,6 @@ import msgspec
 
 from rmgr.adapters.access.auth import Caller
 from rmgr.adapters.access.limits import Bounds
-from rmgr.adapters.gateway.rows import Rows
 from rmgr.coord import validity
 from rmgr.coord.decisions import rights
 from rmgr.coord.decisions.rights import Holder, Person, check, check_operator, may
@@ -391,32 +390,3 @@ class GatewayContext:
     def person_of(self, caller: Caller) -> Person:
         """Returns the caller as a person."""
         return person_of(caller, self.operators)
-
-
-class UserRows(Rows):
-    """The rows of a gateway, with the rights of its users. owned: returns the store for one person; None if values have no owners."""
-
-    def __init__(self, context: GatewayContext, owned: Callable[[Person], OwnedStore] | None) -> None:
-        super().__init__(count=context.count, bounds=context.bounds)
-        self._context = context
-        self._owned = owned
-
-    def person_of(self, caller: Caller) -> Person:
-        return self._context.person_of(caller)
-
-    def store_of(self, person: Person) -> Store:
-        return self._context.store if self._owned is None else self._owned(person)
-
-    def permit(self, person: Person, verb: str, keys: Sequence[str]) -> None:
-        """See `check_rows`; audits a refusal."""
-        with audited(self._context.log, person, verb, keys[0] if keys else ""):
-            check_rows(person, verb, keys, self._context.owner_of)
-
-    def permit_content(self, person: Person, key: str, digest: str) -> None:
-        """See `check_content`; audits a refusal."""
-        with audited(self._context.log, person, "PUT", key):
-            check_content(key, digest)
-
-    def visible(self, person: Person, keys: Sequence[str]) -> list[str]:
-        rows = visible(person, keys, self._context.owner_of)
-        return rows if self._owned is None else self._owned(person).listed(rows)

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from rmgr.adapters.gateway import rows as gateway_rows
 from rmgr.adapters.gateway.store import MESSAGE_BYTES, GatewayStore
 from rmgr.adapters.stores import open_store
 from rmgr.coord.decisions.rights import Person
 from rmgr.coord.protocol.ports import Encoding, Store
+from rmgr.daemons.gateway import rows as gateway_rows
 from rmgr.errors import KeyExists, PermissionDenied, StoreUnavailable
 from tests.harness.fair_time import FairTimer
 from tests.harness.gateways import GatewayServer, OpenRows

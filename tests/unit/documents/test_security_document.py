@@ -73,7 +73,7 @@ _GRPC = "gRPC itself decodes with it, 4 MiB and 100 levels at most; a message th
 _BENCH = "a bench, and its own children"
 #: Modules that decode, and meet nobody else's bytes.
 EXEMPT = {
-    "adapters/gateway/rows.py": _GRPC,
+    "daemons/gateway/rows.py": _GRPC,
     "adapters/host/leftovers.py": "files of the Starter in its own directory (mode 0700); what cannot be read is as none",
     "adapters/rpc/port_guard.py": "a number of the kernel",
     "adapters/zookeeper/wire.py": _ZOOKEEPER,

@@ -18,11 +18,11 @@ from rmgr.adapters.access import server_threads
 from rmgr.adapters.access.auth import USER_KEY, Caller
 from rmgr.adapters.access.limits import Bounds
 from rmgr.adapters.access.server_threads import Requests, WaitingRoom
-from rmgr.adapters.gateway import rows as gateway_rows
 from rmgr.adapters.gateway import talk
 from rmgr.adapters.gateway.talk import Talks
 from rmgr.adapters.rpc.channels import OPTIONS
 from rmgr.adapters.rpc.server import RpcServer
+from rmgr.daemons.gateway import rows as gateway_rows
 from rmgr.errors import Throttled
 from rmgr.model.queue import UserLimits
 from rmgr.v1 import gateway_pb2 as pb

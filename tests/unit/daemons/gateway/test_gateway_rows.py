@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from rmgr.adapters.gateway.rows import row_messages
 from rmgr.adapters.gateway.store import MESSAGE_BYTES
 from rmgr.coord.decisions.rights import ANYBODY
+from rmgr.daemons.gateway.rows import row_messages
 from rmgr.v1 import gateway_pb2 as pb
 from tests.harness.gateways import OpenRows
 from tests.harness.memory_store import MemoryStore

@@ -1,8 +1,7 @@
-"""The gateway's side of the data store: the Store port as gRPC calls, with bounded memory and a deadline on each."""
+"""The gateway's side of the data store: the Store port as gRPC calls, with the rights of users, bounded memory and a deadline on each."""
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
@@ -11,15 +10,17 @@ from typing import Any, Self
 
 import grpc
 
-from rmgr.adapters.access.auth import Caller, caller_of, fail
-from rmgr.adapters.access.limits import Bounds
+from rmgr.adapters.access.auth import caller_of, fail
 from rmgr.adapters.access.server_threads import Stalls, WaitingRoom
 from rmgr.adapters.gateway.store import MESSAGE_BYTES, PAGE_KEYS
 from rmgr.coord.contents import mark
 from rmgr.coord.decisions.rights import Person
 from rmgr.coord.protocol.keys import is_by_content
 from rmgr.coord.protocol.ports import About, Encoding, Store
+from rmgr.daemons.gateway.values import GatewayContext, OwnedStore, check_content, check_rows, visible
+from rmgr.daemons.service.serving import audited
 from rmgr.errors import PermissionDenied, RmgrError, StoreUnavailable, UsageError
+from rmgr.runtime import machine
 from rmgr.v1 import gateway_pb2 as pb
 
 #: Bytes of rows that `PutRows` gathers before it writes them: the store commits about that much at once.
@@ -39,39 +40,35 @@ _LONGEST_S = 3600.0
 
 
 class Rows:
-    """The servicer of `rmgr.v1.Store`; a daemon says who may do what.
+    """The servicer of `rmgr.v1.Store`. owned: returns the store for one person, whose calls may raise PermissionDenied, too; None: values
+    have no owners."""
 
-    Args: count: see `GatewayMetrics.count`. bounds: each user's limits at this gateway.
-    """
-
-    def __init__(self, *, count: Callable[[str, str, float], None], bounds: Bounds) -> None:
-        self.count = count
-        self.bounds = bounds
+    def __init__(self, context: GatewayContext, owned: Callable[[Person], OwnedStore] | None) -> None:
+        self.context = context
+        self.count, bounds = context.count, context.bounds
         self.turns = bounds.turns("calls", at_once=MAX_CALLS, of_one=MAX_WAITING, most=_MOST_IN_LINE, what="calls to the store")
+        self._owned = owned
         self._uploads = WaitingRoom(MAX_WAITING, _LONGEST_S)  # a pipe may stay silent for long
-        self._stalls = Stalls(STALLED_S, lambda: count("cut", "stalled", 1))
-
-    # -- the daemon's part, on threads of the server
-
-    def person_of(self, caller: Caller) -> Person:
-        """Returns who calls."""
-        raise NotImplementedError
+        self._stalls = Stalls(STALLED_S, lambda: context.count("cut", "stalled", 1))
 
     def store_of(self, person: Person) -> Store:
-        """Returns the store as this person may use it. Its calls may raise PermissionDenied, too, in addition to `permit`."""
-        raise NotImplementedError
+        """Returns the store as this person may use it."""
+        return self.context.store if self._owned is None else self._owned(person)
 
     def permit(self, person: Person, verb: str, keys: Sequence[str]) -> None:
-        """Checks a verb: GET, PUT, DELETE. May read, and so block. Raises PermissionDenied."""
-        raise NotImplementedError
+        """See `check_rows`; audits a refusal."""
+        with audited(self.context.log, person, verb, keys[0] if keys else ""):
+            check_rows(person, verb, keys, self.context.owner_of)
 
     def permit_content(self, person: Person, key: str, digest: str) -> None:
-        """Checks a row to be put whose bytes have this SHA-256. Raises PermissionDenied."""
-        raise NotImplementedError
+        """See `check_content`; audits a refusal."""
+        with audited(self.context.log, person, "PUT", key):
+            check_content(key, digest)
 
     def visible(self, person: Person, keys: Sequence[str]) -> list[str]:
         """Returns those of `keys` that the person may know of."""
-        raise NotImplementedError
+        rows = visible(person, keys, self.context.owner_of)
+        return rows if self._owned is None else self._owned(person).listed(rows)
 
     @property
     def handler(self) -> grpc.GenericRpcHandler:
@@ -262,7 +259,7 @@ class _Call:
         self._context = context
         self._caller = caller_of(context)
         self._held = ExitStack()
-        self.person = rows.person_of(self._caller)
+        self.person = rows.context.person_of(self._caller)
         self.store = rows.store_of(self.person)
 
     def left_s(self) -> float:
@@ -276,13 +273,13 @@ class _Call:
 
     def wrote(self, size: int) -> None:
         """Counts bytes that are about to be stored. Raises LimitReached."""
-        self._rows.bounds.write(self._caller.user, size)
+        self._rows.context.bounds.write(self._caller.user, size)
         self._rows.count("stored_bytes", "put", size)
 
     def __enter__(self) -> Self:
         user, is_operator = self._caller.user, self._caller.is_certified_operator
         try:
-            self._rows.bounds.spend(user)
+            self._rows.context.bounds.spend(user)
             self._held.enter_context(self._rows.turns.turn(user, min(_LINE_S, self.left_s()), is_operator=is_operator))
         except RmgrError as error:
             self._rows.count("refused", "StoreBusy", 1)
@@ -320,7 +317,7 @@ def _mark_of(key: str, request: Any) -> bytes:
     """Returns the mark of a row named by its content: other users may rely on the row, so the client does not choose its mark."""
     if request.HasField("ttl_s"):
         raise PermissionDenied(f"{key!r} may be somebody else's too: it does not expire", hint="put it without a lifetime")
-    return mark(time.time())
+    return mark(machine.wall_s())
 
 
 def _encoding(text: str) -> Encoding:
