@@ -21,6 +21,7 @@ from rmgr.model.identity import Role
 from rmgr.model.submission import Amendment, Submission, Terms
 from rmgr.model.units import utc
 from rmgr.runtime import machine
+from rmgr.runtime.mailbox import fulfil
 from rmgr.submitter.questions import Asks, PublishCertificate, ReadCertificate, ReadRevoked, ReadSettings, UpdateSubmission
 
 if TYPE_CHECKING:
@@ -230,14 +231,7 @@ class AskedKeys:
     def certificate(self, key_id: str) -> Future[bytes | None]:
         """See `Keys`."""
         answer: Future[bytes | None] = Future()
-
-        def ask() -> None:
-            try:
-                answer.set_result(self._asks.ask(ReadCertificate(key_id=key_id), timeout_s=_ASK_S))
-            except RmgrError as error:
-                answer.set_exception(error)
-
-        self._run_soon(ask)
+        self._run_soon(lambda: fulfil(answer, lambda: self._asks.ask(ReadCertificate(key_id=key_id), timeout_s=_ASK_S)))
         return answer
 
     def revocations(

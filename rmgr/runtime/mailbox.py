@@ -18,12 +18,14 @@ import signal
 import threading
 from collections import deque
 from collections.abc import Callable, Hashable, Iterator, Sequence
+from concurrent.futures import Future
 from types import FrameType
 from typing import Any, Generic, Protocol, TypeVar
 
 from rmgr.runtime import machine
 
 M = TypeVar("M")
+T = TypeVar("T")
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
@@ -59,6 +61,12 @@ class Mailbox(Generic[M]):
                 self._arrived.notify()
 
     post = put  # as stories call it
+
+    def ask(self: Mailbox[Callable[[], object]], question: Callable[[], T]) -> Future[T]:
+        """Returns the owner's answer, once it has called `question`."""
+        answer: Future[T] = Future()
+        self.put(lambda: fulfil(answer, question))
+        return answer
 
     def wake(self, message: M, key: Hashable | None = None) -> None:
         """Adds `message` unless one with the same key (default: the message itself) is still inside."""
@@ -141,6 +149,16 @@ class Mailbox(Generic[M]):
 
     def _open(self, message: M) -> M:
         return self._raised.pop(message.token) if isinstance(message, _Wake) else message
+
+
+def fulfil(answer: Future[T], call: Callable[[], T]) -> None:
+    """Gives `answer` what the call returns, or the exception that it raises."""
+    try:
+        result = call()
+    except Exception as error:  # noqa: BLE001 - it belongs to who has asked, and waits for it
+        answer.set_exception(error)
+    else:
+        answer.set_result(result)
 
 
 class _Wake:

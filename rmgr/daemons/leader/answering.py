@@ -277,8 +277,8 @@ class LeaderAnswering:
         return replace(facts, claimed=here, cluster_id=self._watchdog.meta.cluster_id, store_problem=problem)
 
     def _in_loop(self, what: Callable[[Leader], T], end_s: float) -> T:
-        answer: T = self._watchdog.call(lambda: what(_required(self._watchdog))).result(max(0.1, end_s - machine.monotonic()))
-        return answer
+        asked = self._watchdog.mailbox.ask(lambda: what(_required(self._watchdog)))
+        return asked.result(max(0.1, end_s - machine.monotonic()))
 
     def read_claimed(self) -> tuple[BlockOnNode, ...]:
         """Returns claimed blocks. Callers that arrive during a read wait for the next one and share it."""
@@ -386,7 +386,7 @@ class LeaderUse:
             if machine.monotonic() - self._read_s > age_s:
                 began_s = machine.monotonic()
                 try:
-                    self._found = self._watchdog.call(lambda: usage(followed.values())).result(ANSWER_S)
+                    self._found = self._watchdog.mailbox.ask(lambda: usage(followed.values())).result(ANSWER_S)
                 except FutureTimeout:
                     raise Unavailable("the leader is busy", hint="ask again in a moment; rmgr doctor") from None
                 self._read_s = began_s

@@ -31,7 +31,7 @@ from rmgr.model.queue import ClusterSettings
 from rmgr.runtime import machine
 from rmgr.runtime.aside import Aside
 from rmgr.runtime.machine import Log
-from rmgr.runtime.mailbox import Mailbox, Timer
+from rmgr.runtime.mailbox import Mailbox, Timer, fulfil
 from rmgr.runtime.story import Pause, Stories, Story
 from rmgr.runtime.zookeeper_clock import ZooKeeperClock
 
@@ -279,7 +279,7 @@ class Term:
         if not self._paused:
             return ask()
         answer: Future[T] = Future()
-        self._parked.append(lambda: ask().add_done_callback(lambda done: _pass_on(answer, done)))
+        self._parked.append(lambda: ask().add_done_callback(lambda done: fulfil(answer, done.result)))
         return answer
 
     def _arrived(self, answer: Future[T], then: Callable[[T], None], failed: Thunk, about: str) -> None:
@@ -385,14 +385,6 @@ def version_of(outcome: Committed) -> int:
 
 def _is_fenced(outcome: Outcome) -> bool:
     return isinstance(outcome, Conflict) and outcome.path == paths.EPOCH
-
-
-def _pass_on(answer: Future[T], done: Future[T]) -> None:
-    error = done.exception()
-    if error is not None:
-        answer.set_exception(error)
-    else:
-        answer.set_result(done.result())
 
 
 class WatchedCache(Generic[C]):

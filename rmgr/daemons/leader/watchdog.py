@@ -14,9 +14,7 @@ import math
 import os
 import socket
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
 from dataclasses import replace
-from typing import Any
 
 from rmgr.adapters.identity.credentials import Credentials
 from rmgr.adapters.rpc import metaserver as rpc_metaserver
@@ -247,24 +245,10 @@ class Watchdog:
         self._stopping = True
         self.mailbox.put(lambda: None)
 
-    def call(self, what: Callable[[], Any]) -> Future[Any]:
-        """Runs `what` in the loop."""
-        future: Future[Any] = Future()
-
-        def run() -> None:
-            try:
-                future.set_result(what())
-            except Exception as error:  # noqa: BLE001 - it belongs to who has asked, and waits for it
-                future.set_exception(error)
-
-        self.mailbox.put(run)
-        return future
-
     def living(self) -> Sequence[NodeRecord]:
         """Returns nodes with live Starters, none while this WatchDog does not lead. From any thread but the loop. Raises: TimeoutError."""
         leader = self.leader
-        found: Sequence[NodeRecord] = () if leader is None else self.call(leader.living).result(_ANSWER_S)
-        return found
+        return () if leader is None else self.mailbox.ask(leader.living).result(_ANSWER_S)
 
     def unable(self) -> str:
         """Returns why this WatchDog neither leads nor could take over, "" if it does either. From any thread."""

@@ -26,6 +26,7 @@ from rmgr.daemons.starter.core.home import Home
 from rmgr.errors import RmgrError, StoreUnavailable
 from rmgr.model.units import format_duration
 from rmgr.runtime import machine
+from rmgr.runtime.mailbox import fulfil
 
 T = TypeVar("T")
 #: Pause between two attempts while the store is away, doubled up to the second value.
@@ -372,16 +373,7 @@ class StoreIO:
 def on_thread(job: Callable[[], T], name: str) -> Future[T]:
     """Runs `job` on a thread of its own, for jobs that may wait indefinitely and need no turn."""
     answer: Future[T] = Future()
-
-    def run() -> None:
-        try:
-            result = job()
-        except Exception as error:  # noqa: BLE001 - loop boundary of the thread: whatever it is, the owner gets it
-            answer.set_exception(error)
-        else:
-            answer.set_result(result)
-
-    machine.Thread(target=run, name=name, daemon=True).start()
+    machine.Thread(target=fulfil, args=(answer, job), name=name, daemon=True).start()
     return answer
 
 

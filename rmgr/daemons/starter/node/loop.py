@@ -18,7 +18,7 @@ from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 import psutil
@@ -51,10 +51,6 @@ from rmgr.runtime.failpoint import failpoint
 from rmgr.runtime.machine import Backoff, Log
 from rmgr.runtime.mailbox import run_loop
 from rmgr.runtime.supervision import Lease, Notifier, StallGuard
-
-if TYPE_CHECKING:
-    from rmgr.daemons.starter.core.blocks import ClaimedBlock
-    from rmgr.daemons.starter.node.node import NodeAgent
 
 T = TypeVar("T")
 V = TypeVar("V")
@@ -140,16 +136,7 @@ class Starter:
 
     def ask(self, question: Callable[[], T], timeout_s: float = 5.0) -> T:
         """Returns the answer of the thread that owns the state. Raises: TimeoutError."""
-        answer: Future[T] = Future()
-
-        def reply() -> None:
-            try:
-                answer.set_result(question())
-            except Exception as error:  # noqa: BLE001 - the caller gets it
-                answer.set_exception(error)
-
-        self.mailbox.put(reply)
-        return answer.result(timeout_s)
+        return self.mailbox.ask(question).result(timeout_s)
 
     # -- the loop ----------------------------------------------------------------------------------------------------------
 
