@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 from rmgr.adapters.access.auth import Caller
 from rmgr.adapters.access.turns import Had, UserTurns
@@ -30,11 +30,14 @@ from rmgr.daemons.gateway.values import GatewayContext
 from rmgr.daemons.service.serving import audited
 from rmgr.errors import DaemonFailed, InvalidRecord, LimitReached, PermissionDenied, RmgrError, Throttled, Unavailable, VersionMismatch
 from rmgr.log import audit
+from rmgr.model.line import ClaimStage
 from rmgr.model.node import SubmitterEntry
 from rmgr.model.submission import Phase, Submission, Tail
 from rmgr.procedures.admission import check_admitted
 from rmgr.procedures.output_keys import Fates
 from rmgr.runtime import machine
+from rmgr.runtime.mailbox import fulfil
+from rmgr.runtime.story import Pause, Stories, Story
 from rmgr.submitter import messages
 from rmgr.submitter.answers import Answers
 from rmgr.submitter.direct import DirectWork, Submitter
@@ -42,6 +45,7 @@ from rmgr.submitter.port import Grown, Growth, Read, Stored, Submitted
 from rmgr.submitter.questions import ORDERS, RIGHTS, Question, Right, decode_question, encode_answer, target_of
 from rmgr.submitter.upkeep import Upkeep
 
+T = TypeVar("T")
 #: Threads for orders, which wait for commits, and most of them for one user; the same for reads. Reads get few threads, because they
 #: compute, and the gateway's other threads need the interpreter in between.
 _ORDERS_AT_ONCE, _ORDERS_OF_ONE = 16, 8
@@ -105,16 +109,25 @@ class TurnsPool:
 
     def run(self, user: str, call: Callable[[], None], *, is_operator: bool = False) -> None:
         """Runs a job; blocks while too many jobs of the user wait already."""
-        user = user or "nobody"  # "" would go before all others
+        self.wait_for_room(user)
+        self._append(user, call, is_operator)
+
+    def wait_for_room(self, user: str) -> None:
+        """Blocks while too many jobs of the user wait."""
+        user = user or "nobody"
         with self._lock:
             if self._waiting[user] >= _MOST_WAITING:
                 room = self._room.setdefault(user, threading.Condition(self._lock))
                 room.wait_for(lambda: self._closed or self._waiting[user] < _MOST_WAITING)
-        self.run_soon(user, call, is_operator=is_operator)
 
-    def run_soon(self, user: str, call: Callable[[], None], *, is_operator: bool = False) -> None:
-        """Runs a job without blocking."""
-        user = user or "nobody"
+    def answer(self, user: str, call: Callable[[], T], *, is_operator: bool = False) -> Future[T]:
+        """Runs a job for a story; does not block."""
+        answer: Future[T] = Future()
+        self._append(user, lambda: fulfil(answer, call), is_operator)
+        return answer
+
+    def _append(self, user: str, call: Callable[[], None], is_operator: bool) -> None:
+        user = user or "nobody"  # "" would go before all others
         self._had.wait(user, 1)
         with self._lock:
             self._waiting[user] += 1
@@ -220,7 +233,8 @@ class ClientTalk:
         self._stream = stream
         self._work: DirectWork | None = None
         self._guid = ""
-        self._kept: dict[int, _KeptSubmission] = {}  #: on the Submitter's thread
+        self.stories = Stories(desk.submitter)  #: on the Submitter's thread
+        self._kept: dict[int, _KeptSubmission] = {}  #: on that thread
         self._fresh: Submitted | None = None  #: this stream's last submission: it need not be read to be kept
         self._has_gone = False  #: its work is over
         self._is_over = False
@@ -244,31 +258,36 @@ class ClientTalk:
         return later
 
     def _handle(self, message: messages.FromClient, later: list[Callable[[], None]]) -> None:
-        post = self._desk.submitter.post
-        if isinstance(message, messages.Ask):
-            answer = partial(self._answer, message, machine.monotonic() + min(_LONGEST_ANSWER_S, message.timeout_ms / 1000))
-            later.append(partial(self._queue_job, answer))
-        elif isinstance(message, messages.Hello):
-            self._hello(message)
-        elif self._work is None:
-            raise InvalidRecord("who submits or follows says hello first", hint="rmgr version")
-        elif isinstance(message, messages.Place):
-            self._desk.count("asked", "submit")
-            later.append(partial(self._desk.orders.run, self._caller.user, partial(self._place, message)))
-        elif isinstance(message, messages.Keep):
-            post(partial(self._begin_keeping, message))
-            later.append(partial(self._queue_read, message.id))
-        elif isinstance(message, messages.Grow):
-            self._desk.count("asked", "grow")
-            post(partial(self._on_kept, message.id, self._growth_handler(message)))
-        elif isinstance(message, messages.Leave):
-            post(partial(self._leave_kept, message.id))
-        elif isinstance(message, messages.Claiming):
-            post(partial(self._on_kept, message.id, lambda kept: kept.claimed(message)))
-        elif isinstance(message, messages.AskTail):
-            post(partial(self._on_kept, message.id, lambda kept: kept.ask_tail(message.serial)))
-        else:
-            post(self._release_work)
+        desk, user = self._desk, self._caller.user
+        post = desk.submitter.post
+        match message:
+            case messages.Ask():
+                end_s = machine.monotonic() + min(_LONGEST_ANSWER_S, message.timeout_ms / 1000)
+                is_operator = self._caller.is_certified_operator
+                later.append(lambda: desk.reads.run(user, lambda: self._answer(message, end_s), is_operator=is_operator))
+            case messages.Hello():
+                self._hello(message)
+            case _ if self._work is None:
+                raise InvalidRecord("who submits or follows says hello first", hint="rmgr version")
+            case messages.Place():
+                desk.count("asked", "submit")
+                later.append(lambda: desk.orders.run(user, lambda: self._place(message)))
+            case messages.Keep():
+                room: Future[None] = Future()
+                post(lambda: self.stories.begin(self._keep(message, room), key=("keep", message.id)))
+                later.append(lambda: fulfil(room, lambda: desk.reads.wait_for_room(user)))
+            case messages.Grow():
+                desk.count("asked", "grow")
+                growth = self._growth_of(message)
+                self._tell_kept(message.id, lambda kept: kept.grow(growth, is_announced=message.is_announced))
+            case messages.Leave():
+                post(lambda: self._leave_kept(message.id))
+            case messages.Claiming():
+                self._tell_kept(message.id, lambda kept: kept.claimed(message.stage))
+            case messages.AskTail():
+                self._tell_kept(message.id, lambda kept: kept.ask_tail(message.serial))
+            case messages.Bye():
+                post(self._release_work)
 
     def taken(self) -> None:
         self._desk.submitter.post(self._resume_kept)
@@ -336,17 +355,18 @@ class ClientTalk:
                 self.say(piece)
 
     def _place(self, place: messages.Place) -> None:
-        assert self._work is not None
+        work = self._work
+        assert work is not None
         if self._is_over:
             return
         try:
             with audited(self._desk.log, self._person, "SUBMIT", ""):
                 order = messages.order_of(place)
                 check_order(order, self._person)
-                check_admitted(order.draft, self._work.settings(), tasks=order.tasks)
+                check_admitted(order.draft, work.settings(), tasks=order.tasks)
             if self._desk.use is not None:
                 self._desk.use.check_order(self._caller.user, place, order)
-            made = self._work.submit(order, timeout_s=min(_LONGEST_S, place.timeout_ms / 1000), is_repeat=place.is_repeat)
+            made = work.submit(order, timeout_s=min(_LONGEST_S, place.timeout_ms / 1000), is_repeat=place.is_repeat)
         except RmgrError as error:
             self._refuse(place.id, error)
         except Exception as error:
@@ -364,21 +384,25 @@ class ClientTalk:
     def _count_refusal(self, error: RmgrError) -> None:
         self._desk.count("refused", type(error).__name__)
 
-    def _growth_handler(self, grow: messages.Grow) -> Callable[[_KeptSubmission], None]:
-        """Returns the handling of a growth; a refused one ends its submission for this client."""
+    def _growth_of(self, grow: messages.Grow) -> Growth | RmgrError:
+        """Returns the growth, or why it is refused."""
         try:
             growth = messages.growth_of(grow)
             if self._desk.use is not None and not grow.is_announced:
                 self._desk.use.check_growth(self._caller.user, grow, growth)
         except RmgrError as error:
-            refusal = error
-            return lambda kept: kept.die(refusal)
-        return lambda kept: kept.grow(growth, is_announced=grow.is_announced)
+            return error
+        return growth
 
     # -- kept submissions, on the Submitter's thread
 
-    def _begin_keeping(self, keep: messages.Keep) -> None:
-        assert self._work is not None
+    def _keep(self, keep: messages.Keep, room: Future[None]) -> Story[None]:
+        """Begins to keep a submission, once its record was read. Reads again while the store is away: a client from another gateway waits.
+
+        room: for one more job of the user; nothing more is read from a client that keeps too many.
+        """
+        work = self._work
+        assert work is not None
         if self._has_gone or self._is_over or keep.id in self._kept:
             return
         try:
@@ -387,43 +411,34 @@ class ClientTalk:
             self._count_refusal(error)
             self.say(messages.Dead(keep.id, messages.Fault.of(error)))
             return
-        self._kept[keep.id] = kept = _KeptSubmission(self, keep, self._work)
+        kept = self._kept[keep.id] = _KeptSubmission(self, keep, work)
         fresh = self._fresh
         if fresh is not None and keep.is_fresh and keep.is_owned and keep.number == fresh.submission.id:
             self._fresh = None
             kept.begin(fresh)
+            return
+        yield room
+        is_operator = self._caller.is_certified_operator
+        while True:
+            try:
+                stored = yield self._desk.reads.answer(self._caller.user, lambda: self._read(keep, work), is_operator=is_operator)
+                break
+            except Unavailable as error:
+                kept.on_trouble(error)
+            except RmgrError as error:
+                self._count_refusal(error)
+                kept.on_dead(error)
+                return
+            yield Pause(self._desk.submitter.jitter(_AGAIN_S))
+        kept.begin(stored)
 
-    def _queue_read(self, kept_id: int) -> None:
-        """Queues the read of a kept submission, on the reader's thread: nothing more is read from a client that keeps too many."""
-        kept = self._kept.get(kept_id)
-        if kept is not None and kept.is_unread:
-            self._queue_job(partial(self._read, kept_id))
-
-    def _queue_job(self, call: Callable[[], None]) -> None:
-        """Runs a job on a thread that may block, users taking turns; blocks itself while too many of the user's jobs wait."""
-        self._desk.reads.run(self._caller.user, call, is_operator=self._caller.is_certified_operator)
-
-    def _read(self, kept_id: int) -> None:
-        """Reads a kept submission, on a thread that may block. Retries while the store is away: a client from another gateway waits."""
-        kept = self._kept.get(kept_id)
-        if kept is None or not kept.is_unread:
-            return  # left, refused, or kept twice
-        keep = kept.keep
-        assert self._work is not None
-        submitter = self._desk.submitter
-        try:
-            stored = self._work.read(keep.number, timeout_s=_READ_S)
-            self._check_owner(keep, stored.submission)
-        except Unavailable as error:
-            kept.on_trouble(error)
-            is_operator = self._caller.is_certified_operator
-            again = partial(self._desk.reads.run_soon, self._caller.user, partial(self._read, kept_id), is_operator=is_operator)
-            submitter.post(lambda: submitter.after(submitter.jitter(_AGAIN_S), again))
-        except RmgrError as error:
-            self._count_refusal(error)
-            self._desk.submitter.post(partial(kept.failed, error))
-        else:
-            self._desk.submitter.post(partial(kept.begin, stored))
+    def _read(self, keep: messages.Keep, work: DirectWork) -> Stored | None:
+        """Reads a kept submission, on a thread that may block; None if it was left meanwhile. Raises: NotFound, PermissionDenied, ..."""
+        if keep.id not in self._kept:
+            return None
+        stored = work.read(keep.number, timeout_s=_READ_S)
+        self._check_owner(keep, stored.submission)
+        return stored
 
     def _check_owner(self, keep: messages.Keep, submission: Submission) -> None:
         with audited(self._desk.log, self._person, "FOLLOW", str(keep.number)):
@@ -437,10 +452,14 @@ class ClientTalk:
                     f"submission {keep.number} is looked after by another Submitter", hint="TaskQueue.attach(name) follows it"
                 )
 
-    def _on_kept(self, kept_id: int, call: Callable[[_KeptSubmission], None]) -> None:
-        kept = self._kept.get(kept_id)
-        if kept is not None:
-            kept.when_ready(call)
+    def _tell_kept(self, kept_id: int, call: Callable[[_KeptSubmission], None]) -> None:
+        """Calls `call` on the Submitter's thread, once the submission's record was read."""
+
+        def tell() -> None:
+            if (kept := self._kept.get(kept_id)) is not None:
+                kept.when_ready(call)
+
+        self._desk.submitter.post(tell)
 
     def _leave_kept(self, kept_id: int) -> None:
         kept = self.forget(kept_id)
@@ -465,6 +484,7 @@ class ClientTalk:
 
     def forget(self, kept_id: int) -> _KeptSubmission | None:
         """Forgets a submission that was left or has died, and returns it."""
+        self.stories.end(("keep", kept_id))
         kept = self._kept.pop(kept_id, None)
         if kept is not None:
             self._desk.bounds.give_back("followed", self._caller.user)
@@ -485,17 +505,9 @@ class _KeptSubmission:
         self._upkeep: Upkeep | None = None
         self._waiting: list[Callable[[_KeptSubmission], None]] = []
         self._most_left = 0
-        self._is_over = False
-
-    @property
-    def is_unread(self) -> bool:
-        """Whether the record must still be read."""
-        return self._upkeep is None and not self._is_over
 
     def begin(self, stored: Stored) -> None:
         """Starts keeping, after the record was read."""
-        if not self.is_unread:
-            return
         keep = self.keep
         self._upkeep = self._work.keep(
             stored,
@@ -509,11 +521,6 @@ class _KeptSubmission:
         for call in waiting:
             call(self)
 
-    def failed(self, error: RmgrError) -> None:
-        """Ends a submission that cannot be kept."""
-        if not self._is_over:
-            self.on_dead(error)
-
     def when_ready(self, call: Callable[[_KeptSubmission], None]) -> None:
         """Calls `call` once the record was read."""
         if self._upkeep is not None:
@@ -521,12 +528,10 @@ class _KeptSubmission:
         elif len(self._waiting) < _MOST_EARLY:
             self._waiting.append(call)
         else:
-            self._waiting.clear()
-            self.failed(LimitReached(f"{_MOST_EARLY} words about submission {self.keep.number} wait already", hint="wait for the answers"))
+            self.on_dead(LimitReached(f"{_MOST_EARLY} words about submission {self.keep.number} wait already", hint="wait for the answers"))
 
     def leave(self) -> None:
         """Stops keeping."""
-        self._is_over = True
         if self._upkeep is not None:
             self._upkeep.leave()
 
@@ -537,11 +542,13 @@ class _KeptSubmission:
 
     # -- from the client
 
-    def grow(self, growth: Growth, *, is_announced: bool) -> None:
-        """Carries a growth out, or announces it."""
+    def grow(self, growth: Growth | RmgrError, *, is_announced: bool) -> None:
+        """Carries a growth out, or announces it; a refused one ends the submission for this client."""
         upkeep = self._upkeep
         assert upkeep is not None
         try:
+            if isinstance(growth, RmgrError):
+                raise growth
             if not upkeep.is_owned:
                 raise PermissionDenied(f"submission {upkeep.number} is not looked after by this client")
             check_growth(growth, upkeep.submission, upkeep.tail)
@@ -550,40 +557,32 @@ class _KeptSubmission:
             return
         if is_announced:
             upkeep.announce(growth)
-            return
-        done = upkeep.grow(growth)
-        stamp = growth.tail.enqueued
-        done.add_done_callback(lambda _: self._work.submitter.post(partial(self._send_growth, stamp, done.result)))
+        else:
+            self._talk.stories.begin(self._grow(upkeep, growth))
 
-    def _send_growth(self, stamp: str, result: Callable[[float], object]) -> None:
-        answer = result(0)
+    def _grow(self, upkeep: Upkeep, growth: Growth) -> Story[None]:
+        answer = yield upkeep.grow(growth)
         taken = isinstance(answer, Grown)
-        tail = encode_record(answer.tail) if isinstance(answer, Grown) else b""
         self._tell_left()
-        self._talk.say(messages.DidGrow(self.keep.id, stamp, taken, tail))
+        self._talk.say(messages.DidGrow(self.keep.id, growth.tail.enqueued, taken, encode_record(answer.tail) if taken else b""))
 
-    def die(self, error: RmgrError) -> None:
-        """Ends the submission for this client."""
-        assert self._upkeep is not None
-        self._upkeep.die(error)
-
-    def claimed(self, message: messages.Claiming) -> None:
+    def claimed(self, stage: ClaimStage) -> None:
         """Takes in how far keys are claimed."""
         if self._upkeep is not None and self._upkeep.is_owned:
-            self._upkeep.claimed(message.stage)
+            self._upkeep.claimed(stage)
 
     def ask_tail(self, serial: int) -> None:
         """Reads the tail, and sends it to the client."""
         assert self._upkeep is not None
-        asked = self._upkeep.read_tail()
-        asked.add_done_callback(lambda _: self._work.submitter.post(partial(self._send_tail, serial, asked)))
+        self._talk.stories.begin(self._send_tail(self._upkeep, serial))
 
-    def _send_tail(self, serial: int, tail_read: Future[Tail]) -> None:
-        error = tail_read.exception(0)
-        if isinstance(error, RmgrError):
+    def _send_tail(self, upkeep: Upkeep, serial: int) -> Story[None]:
+        try:
+            tail = yield upkeep.read_tail()
+        except RmgrError as error:
             self._talk.say(messages.TailIs(self.keep.id, b"", serial, messages.Fault.of(error)))
         else:
-            self._talk.say(messages.TailIs(self.keep.id, encode_record(tail_read.result(0)), serial))
+            self._talk.say(messages.TailIs(self.keep.id, encode_record(tail), serial))
 
     def _tell_left(self) -> None:
         most = self._upkeep.most_left if self._upkeep is not None else 0
@@ -616,7 +615,6 @@ class _KeptSubmission:
         self._talk.say(messages.Trouble(self.keep.id, messages.Fault.of(error)))
 
     def on_dead(self, error: RmgrError) -> None:
-        self._is_over = True
         self._talk.say(messages.Dead(self.keep.id, messages.Fault.of(error)))
         self._talk.forget(self.keep.id)
 
