@@ -36,41 +36,111 @@ _YOUNG_S = 0.03
 _LOOK_S = 0.5
 
 
-class WaitingRoom:
-    """Calls whose request has not come. Thread-safe; has a thread only while there are such calls.
+class Cancellable(Protocol):
+    """A call, seen from either end."""
 
-    When `most` wait, a new call takes the place of the oldest call of the caller with the most; the greediest caller itself is refused.
-    If every caller has just one, which came just now, up to `most` more are admitted. Cost of a call: about 2 us.
+    def cancel(self) -> object:
+        """Ends the call."""
+
+
+class Stalls:
+    """Calls that wait for their other ends; those that wait too long are ended. Thread-safe; has a thread only while there are such calls.
+
+    The time in which this process stood still does not count: what came meanwhile has not been read yet.
+
+    Args: most_s: how long one message may wait to be taken, or to come. cut: called for every call thus ended.
     """
 
-    def __init__(self, most: int, most_s: float = REQUEST_S, *, clock: Callable[[], float] = time.monotonic) -> None:
-        self._most = most
-        self._most_s = most_s
+    def __init__(self, most_s: float, cut: Callable[[], None] = lambda: None, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self.most_s = most_s
+        self._cut = cut
         self._clock = clock
+        self._stood_s = 0.0  #: time in which this process stood still
         self._lock = threading.RLock()  # reentrant: a garbage collection on this thread may end a call
-        self._waiting: dict[int, tuple[str, float, grpc.ServicerContext]] = {}  # (caller, since when, context), the oldest first
-        self._counts: Counter[str] = Counter()
         self._numbers = itertools.count()
+        self._waiting: dict[int, tuple[float, Cancellable]] = {}  # (since when, call), the oldest first
         self._looks = False
 
     def __len__(self) -> int:
         """Number of waiting calls."""
         return len(self._waiting)
 
-    def enter(self, who: str, context: grpc.ServicerContext) -> int:
-        """Counts a call as waiting; returns the number to give to `leave`. Raises Throttled."""
-        ended: grpc.ServicerContext | None = None
-        now_s = self._clock()
+    def watched(self, context: Cancellable, messages: Iterable[Any]) -> Iterator[Any]:
+        """Yields the messages; ends the call if one of them waits too long. Cost: 1 us a message."""
+        for message in messages:
+            with self.waited(context):
+                yield message
+
+    @contextmanager
+    def waited(self, context: Cancellable) -> Iterator[None]:
+        """Ends the call if the block, which waits for the call's other end, takes too long. Cost: 2 us."""
+        number = self.begin(context)
+        try:
+            yield
+        finally:
+            self.leave(number)
+
+    def begin(self, context: Cancellable) -> int:
+        """Counts a call as waiting; returns the number to give to `leave`."""
+        number = next(self._numbers)
         with self._lock:
-            if len(self._waiting) >= self._most:
-                ended = self._make_room(who, now_s)
-            number = next(self._numbers)
-            self._waiting[number] = who, now_s, context
-            self._counts[who] += 1
+            self._waiting[number] = self._now_s(), context
             if not self._looks:
                 with suppress(RuntimeError):  # no thread can be started: the next call tries again
-                    threading.Thread(target=self._look, name="rpc-requests", daemon=True).start()
+                    threading.Thread(target=self._look, name="stalls", daemon=True).start()
                     self._looks = True
+        return number
+
+    def leave(self, number: int) -> None:
+        """Notes that a call waits no longer. Idempotent."""
+        with self._lock:
+            self._waiting.pop(number, None)
+
+    def _now_s(self) -> float:
+        return self._clock() - self._stood_s
+
+    def _look(self) -> None:
+        """Checks for late calls as long as any wait."""
+        looked_s = time.monotonic()
+        while True:
+            time.sleep(_LOOK_S)
+            now_s = time.monotonic()
+            stood_s, looked_s = now_s - looked_s - _LOOK_S, now_s
+            with self._lock:
+                if stood_s > _LOOK_S:
+                    self._stood_s += stood_s
+                if not self._waiting:
+                    self._looks = False
+                    return
+                before_s = self._now_s() - self.most_s
+                late = [(number, context) for number, (since_s, context) in self._waiting.copy().items() if since_s < before_s]
+                for number, _ in late:
+                    self.leave(number)
+            for _, context in late:
+                self._cut()
+                context.cancel()
+
+
+class WaitingRoom(Stalls):
+    """Calls whose request has not come.
+
+    When `most` wait, a new call takes the place of the oldest call of the caller with the most; the greediest caller itself is refused.
+    If every caller has just one, which came just now, up to `most` more are admitted. Cost of a call: about 2 us.
+    """
+
+    def __init__(self, most: int, most_s: float = REQUEST_S, *, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__(most_s, clock=clock)
+        self._most = most
+        self._whose: dict[int, str] = {}
+        self._counts: Counter[str] = Counter()
+
+    def enter(self, who: str, context: Cancellable) -> int:
+        """As `begin`, for a caller. Raises Throttled."""
+        with self._lock:
+            ended = self._make_room(who) if len(self) >= self._most else None
+            number = self.begin(context)
+            self._whose[number] = who
+            self._counts[who] += 1
         if ended is not None:
             ended.cancel()
         return number
@@ -78,7 +148,8 @@ class WaitingRoom:
     def leave(self, number: int) -> None:
         """Notes that the request has come, or the call is over. Idempotent."""
         with self._lock:
-            who, _, _ = self._waiting.pop(number, ("", 0.0, None))
+            super().leave(number)
+            who = self._whose.pop(number, "")
             self._counts[who] -= 1
             if self._counts[who] <= 0:
                 del self._counts[who]
@@ -96,34 +167,19 @@ class WaitingRoom:
                 return
             yield message
 
-    def _make_room(self, who: str, now_s: float) -> grpc.ServicerContext | None:
+    def _make_room(self, who: str) -> Cancellable | None:
         """Returns the call to end in favour of a new one of `who`, if any. Called under the lock. Cost: O(waiting calls)."""
         most, mine = max(self._counts.values()), self._counts.get(who, 0)
         if mine and mine + 1 >= most:
             raise Throttled(f"{mine} calls of {who} wait for what they ask", hint="send the request with the call, or fewer calls at once")
-        number = next(at for at, (other, _, _) in self._waiting.items() if self._counts[other] == most)
-        _, since_s, context = self._waiting[number]
-        if most > 1 or now_s - since_s >= _YOUNG_S:
+        number = next(at for at, other in self._whose.items() if self._counts[other] == most)
+        since_s, context = self._waiting[number]
+        if most > 1 or self._now_s() - since_s >= _YOUNG_S:
             self.leave(number)
             return context
         if len(self._waiting) >= 2 * self._most:
             raise Throttled("this daemon waits for what many calls ask", hint="try again in a moment")
         return None
-
-    def _look(self) -> None:
-        pause = threading.Event()
-        while True:
-            pause.wait(_LOOK_S)
-            before_s = self._clock() - self._most_s
-            with self._lock:
-                if not self._waiting:
-                    self._looks = False
-                    return
-                late = [(number, context) for number, (_, since_s, context) in self._waiting.items() if since_s < before_s]
-                for number, _ in late:
-                    self.leave(number)
-            for _, context in late:
-                context.cancel()
 
 
 class Requests(Wrapper):
@@ -304,14 +360,7 @@ def _name(caller: Caller) -> str:
     return caller.user or (str(caller.who.role) if caller.who is not None else "")
 
 
-# -- stalls --------------------------------------------------------------------------------------------------------------------
-
-
-class Cancellable(Protocol):
-    """A call, seen from either end."""
-
-    def cancel(self) -> object:
-        """Ends the call."""
+# -- silence -------------------------------------------------------------------------------------------------------------------
 
 
 class Silence:
@@ -340,57 +389,3 @@ class Silence:
         self._silent_s += min(now_s - self._looked_s, self._most_s)
         self._looked_s = now_s
         return self._silent_s
-
-
-class Stalls:
-    """Args: most_s: how long one message may wait to be taken, or to come. cut: called for every call thus ended. Thread-safe."""
-
-    def __init__(self, most_s: float, cut: Callable[[], None] = lambda: None) -> None:
-        self.most_s = most_s
-        self._cut = cut
-        self._lock = threading.Lock()
-        self._numbers = itertools.count()
-        self._waiting: dict[int, tuple[float, Cancellable]] = {}  # (since when, call)
-        self._looks = False
-
-    def watched(self, context: Cancellable, messages: Iterable[Any]) -> Iterator[Any]:
-        """Yields the messages; ends the call if one of them waits too long. Cost: 1 us a message."""
-        for message in messages:
-            with self.waited(context):
-                yield message
-
-    @contextmanager
-    def waited(self, context: Cancellable) -> Iterator[None]:
-        """Ends the call if the block, which waits for the call's other end, takes too long. Cost: 2 us."""
-        number = next(self._numbers)
-        with self._lock:
-            self._waiting[number] = time.monotonic(), context
-            if not self._looks:
-                with suppress(RuntimeError):  # no thread can be started: the next call tries again
-                    threading.Thread(target=self._look, name="stalls", daemon=True).start()
-                    self._looks = True
-        try:
-            yield
-        finally:
-            with self._lock:
-                self._waiting.pop(number, None)
-
-    def _look(self) -> None:
-        """Checks for late calls as long as any wait."""
-        looked_s = time.monotonic()
-        while True:
-            time.sleep(_LOOK_S)
-            now_s = time.monotonic()
-            stood_s, looked_s = now_s - looked_s - _LOOK_S, now_s
-            with self._lock:
-                if stood_s > _LOOK_S:  # this process stood still, which is not their silence
-                    self._waiting = {number: (since_s + stood_s, context) for number, (since_s, context) in self._waiting.items()}
-                if not self._waiting:
-                    self._looks = False
-                    return
-                late = [(number, context) for number, (since_s, context) in self._waiting.items() if since_s < now_s - self.most_s]
-                for number, _ in late:
-                    del self._waiting[number]
-            for _, context in late:
-                self._cut()
-                context.cancel()

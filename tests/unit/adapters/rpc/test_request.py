@@ -91,7 +91,7 @@ def test_nobody_waits_for_ever() -> None:
     room = WaitingRoom(4, 0.1)
     [call] = entered(room, "a")
     eventually(lambda: call.is_ended)
-    eventually(lambda: {one for one in threading.enumerate() if one.name == "rpc-requests"} <= before)
+    eventually(lambda: {one for one in threading.enumerate() if one.name == "stalls"} <= before)
     assert len(room) == 0
 
 

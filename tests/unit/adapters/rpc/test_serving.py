@@ -10,8 +10,10 @@ import subprocess
 import threading
 import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import grpc
@@ -21,7 +23,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from rmgr.adapters.access.auth import Expeller
 from rmgr.adapters.access.limits import Bounds
-from rmgr.adapters.access.server_threads import Silence, Stalls
+from rmgr.adapters.access.server_threads import Silence, Stalls, WaitingRoom
 from rmgr.adapters.rpc.channels import IDLE_OPTIONS, KEEP_S, OPTIONS, Channels, answered
 from rmgr.adapters.rpc.server import RpcServer, check_place
 from rmgr.daemons.service.serving import VoiceCheck, check_voice, open_server, telling
@@ -152,10 +154,11 @@ def test_stalled_streams_are_cut_after_a_thread_was_refused_once(no_threads: thr
     assert Context.cut.wait(20)
 
 
-def test_nobody_is_cut_for_the_time_in_which_this_process_stood_still() -> None:
+@pytest.mark.parametrize("make", [Stalls, partial(WaitingRoom, 4)])
+def test_nobody_is_cut_for_the_time_in_which_this_process_stood_still(make: Callable[[float], Stalls]) -> None:
     cut = threading.Event()
-    stalls = Stalls(1.7, cut.set)
-    with stalls.waited(threading.Event()):  # type: ignore[arg-type]
+    stalls = make(1.7)
+    with stalls.waited(SimpleNamespace(cancel=cut.set)):
         with subprocess.Popen(["/bin/sh", "-c", f"sleep 2; kill -CONT {os.getpid()}"]):
             os.kill(os.getpid(), signal.SIGSTOP)
         assert not cut.wait(0.6), "it has looked once since"
