@@ -17,7 +17,7 @@ from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Container, Iterator, Mapping
 from contextlib import contextmanager
 from operator import itemgetter
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
 
 from rmgr.errors import LimitReached, QueueFull, Throttled
 
@@ -331,14 +331,7 @@ class Turns:
 # -- jobs that wait for threads ------------------------------------------------------------------------------------------------
 
 
-class HasUser(Protocol):
-    """A job. user: its owner, "" for the process itself."""
-
-    @property
-    def user(self) -> str: ...
-
-
-J = TypeVar("J", bound=HasUser)
+J = TypeVar("J")
 
 
 class UserTurns(Generic[J]):
@@ -362,14 +355,14 @@ class UserTurns(Generic[J]):
     def __len__(self) -> int:
         return self._count
 
-    def append(self, job: J) -> None:
+    def append(self, user: str, job: J) -> None:
         """Adds a job as its user's last."""
-        self._of.setdefault(job.user, deque()).append(job)
+        self._of.setdefault(user, deque()).append(job)
         self._count += 1
 
-    def appendleft(self, job: J) -> None:
+    def appendleft(self, user: str, job: J) -> None:
         """Adds a job as its user's next."""
-        self._of.setdefault(job.user, deque()).appendleft(job)
+        self._of.setdefault(user, deque()).appendleft(job)
         self._count += 1
 
     def next(self, under_way: Mapping[str, int]) -> str | None:

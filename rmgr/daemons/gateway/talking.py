@@ -131,7 +131,7 @@ class TurnsPool:
         self._had.wait(user, 1)
         with self._lock:
             self._waiting[user] += 1
-            self._turns.append(_Job(user, call, is_operator))
+            self._turns.append(user, _Job(user, call, is_operator))
             self._work.notify()
 
     def close(self) -> None:

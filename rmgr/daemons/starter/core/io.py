@@ -132,7 +132,7 @@ class StoreIO:
         with self._arrived:
             self._pending_bytes += size
             waiting = self._long if is_long else self._jobs
-            waiting.append(_Job(job, done, user, size, is_read, is_long, tells))
+            waiting.append(user, _Job(job, done, user, size, is_read, is_long, tells))
             self._arrived.notify()
             if is_synced and len(self._jobs) > self._waiting and self.down_since_s is None:
                 self._help()
@@ -356,7 +356,7 @@ class StoreIO:
             if was_parked:  # this job was parked, so the store has answered this time; other jobs may not have asked it
                 self._is_trying = False
                 for parked in reversed(self._parked):
-                    (self._long if parked.is_long else self._jobs).appendleft(parked)
+                    (self._long if parked.is_long else self._jobs).appendleft(parked.user, parked)
                 self._parked.clear()
                 self._pause_s = FIRST_PAUSE_S
                 self.down_since_s = self.starved_since_s = None
