@@ -198,7 +198,6 @@ class RecordCache:
         self._settings = settings
         self._log = log
         self._here: OrderedDict[int, Info] = OrderedDict()
-        self._read: dict[int, tuple[Submission, int, float, int]] = {}  # record, its czxid, when read, in which session
         self._refused_s: dict[int, float] = {}
         self._pauses_s: dict[int, float] = {}
         self._refused_whys: dict[int, str] = {}  # each is logged once
@@ -217,9 +216,6 @@ class RecordCache:
         if info is not None:
             self._here.move_to_end(submission)
             return info
-        read = self._read.get(submission)
-        if read is not None:
-            return self._complete(*read)
         if not self.is_refused(submission):
             self._stories.begin(self._fetch(submission, is_announced=is_announced), key=("get", submission))
         return None
@@ -263,7 +259,6 @@ class RecordCache:
     def forget(self, submission: int) -> None:
         """Forgets a record, so that the next use reads it."""
         self._here.pop(submission, None)
-        self._read.pop(submission, None)
 
     def renewed(self, submission: int) -> Story[Info | None]:
         """Reads the record of running work again; None if it is absent or invalid. Raises: CoordinationUnavailable."""
@@ -279,8 +274,7 @@ class RecordCache:
             self._log.warning("submission_not_readable", submission=submission, why=error.message)
             return None
         old = self._here.get(submission)
-        self._read[submission] = record, found.stat.czxid, machine.monotonic(), session
-        info = self._complete(*self._read[submission])
+        info = self._take(record, found.stat.czxid, session)
         info.account = old.account if old is not None else None
         return info
 
@@ -301,18 +295,18 @@ class RecordCache:
         except RmgrError as error:
             self._refuse(submission, error.message)
             return
-        self._read[submission] = record, found.stat.czxid, machine.monotonic(), session
+        self._take(record, found.stat.czxid, session)
         if self.nonces is not None:
             self.nonces.ask(place_of(record))  # so it is known when a block is verified
 
-    def _complete(self, record: Submission, czxid: int, read_s: float, session: int) -> Info:
-        del self._read[record.id]
+    def _take(self, record: Submission, czxid: int, session: int) -> Info:
+        """Takes a record that was read in this session. czxid: of its znode."""
         if record.spec_sha256:
             return self._distrust(record.id, "spec_sha256: its command is said to lie in a row, where no release has ever put one")
         array = parse_array(record.array) if record.array else None
         queue = self._settings().queue(record.queue) or QueueSpec(name=record.queue)
         info = self._here[record.id] = Info(record, queue, array)
-        info.origin, info.is_closed, info.read_s, info.session = record, record.phase is Phase.CLOSED, read_s, session
+        info.origin, info.is_closed, info.read_s, info.session = record, record.phase is Phase.CLOSED, machine.monotonic(), session
         info.czxid, info.nonce = czxid, place_of(record)
         while len(self._here) > KEEP:
             self._here.popitem(last=False)
