@@ -21,7 +21,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 from rmgr.adapters.host.accounts import Account, acting, open_regular, uid_of
 from rmgr.adapters.rpc.ranks import Peers, Step
@@ -201,28 +201,9 @@ class SaveRequest:
     deadline_us: int
 
 
-class JobDirectory(Protocol):
-    """The directory of a job on one node. All methods may raise OSError and errors of `rmgr.errors`."""
-
-    node: str
-    lacks: str  #: what the last `collect` left out, as far as known here; for people
-
-    def measure(self) -> int:
-        """Returns the bytes of its files. Raises: PermissionError for an unreadable one."""
-
-    def ask(self, asked: SaveRequest) -> None:
-        """Tells each process there once, even if called several times."""
-
-    def collect(self, *, stop: bool, max_bytes: int) -> tuple[files.FileEntry, ...]:
-        """Stores its content. stop: ends all processes there first; otherwise files must not change meanwhile (StateConflict)."""
-
-    def restore(self, manifest: files.Manifest, key: str) -> None:
-        """Replaces its content with a checkpoint. Raises: DataLost."""
-
-
 @dataclass(slots=True, kw_only=True, eq=False)
 class LocalPart:
-    """The directory of a job on a node of this Starter.
+    """The directory of a job on a node of this Starter. All methods may raise OSError and errors of `rmgr.errors`.
 
     marker: of the slot that runs the job here ("" = none yet). spare: processes with the marker that are not the job's. ends: `collect`
     kills the job's remaining processes (on the head its spawner has done so). written: pieces of this attempt in the store. number: of
@@ -247,12 +228,14 @@ class LocalPart:
     seals: files.Seals = files.OPEN
 
     def measure(self) -> int:
+        """Returns the bytes of its files. Raises: PermissionError for an unreadable one."""
         listing = files.scan(self.directory, self.account)
         if listing.closed:  # better known now than after the job has ended
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), listing.closed[0])
         return listing.size_bytes
 
     def ask(self, asked: SaveRequest) -> None:
+        """Tells each process there once, even if called several times."""
         if asked.number != self.number:
             write_request(self.directory, self.account, number=asked.number, stop=asked.stop, deadline_us=asked.deadline_us)
             self.number = asked.number
@@ -261,6 +244,7 @@ class LocalPart:
             self.told.update(notify(self.marker, self.account, (*self.spare, *self.told)))
 
     def collect(self, *, stop: bool, max_bytes: int) -> tuple[files.FileEntry, ...]:
+        """Stores its content. stop: ends all processes there first; otherwise files must not change meanwhile (StateConflict)."""
         if stop and self.ends and self.marker and not end_all(self.marker, self.account, self.spare):
             raise StateConflict(f"processes of the job on node {self.node} do not end")
         before = files.scan(self.directory, self.account)
@@ -274,8 +258,8 @@ class LocalPart:
         self.lacks = files.missing(before)
         return packed
 
-    def restore(self, manifest: files.Manifest, key: str) -> None:
-        del key
+    def restore(self, manifest: files.Manifest, _key: str) -> None:
+        """Replaces its content with a checkpoint. Raises: DataLost."""
         files.clear(self.directory, self.account)
         try:
             unpack(manifest.files, self.directory, self.account, files.piece_reader(self.store, manifest))
@@ -286,8 +270,8 @@ class LocalPart:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class RemotePart:
-    """The directory of a job on another node. hold: the job's name below /holds. is_over: returns whether the result is not needed any
-    more."""
+    """The same on another node. hold: the job's name below /holds. is_over: returns whether the result is not needed any more. lacks: as
+    far as known here."""
 
     node: str
     hold: str
@@ -310,8 +294,7 @@ class RemotePart:
             raise DataLost(f"the list of files of node {self.node} is not in the data store, or not what that node has stored")
         return files.decode_files(data)
 
-    def restore(self, manifest: files.Manifest, key: str) -> None:
-        del manifest
+    def restore(self, _manifest: files.Manifest, key: str) -> None:
         self.stepped(Step(step="restore", row=key), timeout_s=_LONG_S)
 
     def stepped(self, step: Step, *, timeout_s: float = _QUICK_S) -> tuple[int, str]:
@@ -331,8 +314,12 @@ class RemotePart:
         return decode_record(found.data, NodeRecord, self.node).endpoint
 
 
+#: The directory of a job on one node.
+JobDirectory: TypeAlias = LocalPart | RemotePart
+
+
 def answer(part: LocalPart, step: Step) -> tuple[int, str]:
-    """Carries out a step for the head's Starter. Raises: as `JobDirectory`; NotFound for a step that this release does not know."""
+    """Carries out a step for the head's Starter. Raises: as `LocalPart`; NotFound for a step that this release does not know."""
     match step.step:
         case "measure":
             return part.measure(), ""
