@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
+from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol
@@ -140,14 +140,9 @@ class Peers:
         head: str,
         cores: int,
         timeout_s: float,
-        done: Callable[[errors.RmgrError | None, str, int], None],
-    ) -> None:
-        """Asks, and calls `done` on some thread: (None, life and incarnation of the node) if ready, else with the error."""
-
-        def answered(error: errors.RmgrError | None, reply: Any) -> None:
-            done(error, *(("", 0) if reply is None else (reply.process, reply.incarnation)))
-
-        self._ask(endpoint, "Prepare", node_pb2.PrepareRequest(node=node, hold=hold, head=head, cores=cores), timeout_s, answered)
+    ) -> Future[Any]:
+        """Asks; the reply has the life (`process`) and the incarnation of the node once it is ready."""
+        return self._ask(endpoint, "Prepare", node_pb2.PrepareRequest(node=node, hold=hold, head=head, cores=cores), timeout_s)
 
     def suspend(
         self,
@@ -158,29 +153,27 @@ class Peers:
         resume: bool,
         out_of_turn_us: int = 0,
         timeout_s: float,
-        done: Callable[[errors.RmgrError | None], None],
-    ) -> None:
-        """Asks, and calls `done` on some thread, with None or the error."""
+    ) -> Future[Any]:
+        """Asks; the reply comes when it is done."""
         request = node_pb2.SuspendRequest(node=node, hold=hold, resume=resume, out_of_turn_us=out_of_turn_us)
-        self._ask(endpoint, "Suspend", request, timeout_s, lambda error, _: done(error))
+        return self._ask(endpoint, "Suspend", request, timeout_s)
 
-    def _ask(
-        self, endpoint: str, method: str, request: Any, timeout_s: float, told: Callable[[errors.RmgrError | None, Any], None]
-    ) -> None:
-        """Asks, and calls `told` on some thread, with the error or the reply."""
-        ask = getattr(node_pb2_grpc.RanksStub(self._channels.get(endpoint)), method)
+    def _ask(self, endpoint: str, method: str, request: Any, timeout_s: float) -> Future[Any]:
+        """Returns the reply to come, or an error of `rmgr.errors`; whoever gives the question up may end the future."""
+        answer: Future[Any] = Future()
 
         def answered(future: Any) -> None:
-            try:
-                reply = future.result()
-            except grpc.RpcError as error:
-                told(rebuild(error, endpoint), None)
-            except grpc.FutureCancelledError:
-                told(errors.Unavailable(f"{endpoint}: the question was withdrawn"), None)
-            else:
-                told(None, reply)
+            with suppress(InvalidStateError):  # the question was given up
+                try:
+                    answer.set_result(future.result())
+                except grpc.RpcError as error:
+                    answer.set_exception(rebuild(error, endpoint))
+                except grpc.FutureCancelledError:
+                    answer.set_exception(errors.Unavailable(f"{endpoint}: the question was withdrawn"))
 
+        ask = getattr(node_pb2_grpc.RanksStub(self._channels.get(endpoint)), method)
         ask.future(request, timeout=timeout_s, wait_for_ready=True).add_done_callback(answered)
+        return answer
 
     def checkpoint(self, endpoint: str, node: str, hold: str, step: Step, *, timeout_s: float) -> tuple[int, str]:
         """Asks and waits; returns (bytes, key of a row). Raises: the other Starter's error; Unavailable, DeadlineExceeded."""

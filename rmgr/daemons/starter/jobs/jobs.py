@@ -435,14 +435,8 @@ class Jobs:
             if record is None or not record.endpoint:
                 return
             hold = run_label(key.submission, key.first, key.attempt)
-            answer: Future[RmgrError | None] = Future()
-            peers.suspend(
-                record.endpoint, helper, hold, resume=resume, out_of_turn_us=out_of_turn_us, timeout_s=_SUSPEND_S, done=answer.set_result
-            )
-            error: RmgrError | None = yield answer
-        except RmgrError as problem:
-            error = problem
-        if error is not None:
+            yield peers.suspend(record.endpoint, helper, hold, resume=resume, out_of_turn_us=out_of_turn_us, timeout_s=_SUSPEND_S)
+        except RmgrError as error:
             what = "not_resumed" if resume else "not_suspended"
             self._node.log.warning(what, block=paths.block_name(key), target=helper, error=error.message)
 
@@ -517,20 +511,10 @@ class Promise:
         return record.state is NodeState.FENCED or is_another
 
 
-def _request_promise(node: NodeAgent, block: ClaimedBlock, helper: str, endpoint: str, *, cores: int, timeout_s: float) -> Future[Promise]:
+def _request_promise(node: NodeAgent, block: ClaimedBlock, helper: str, endpoint: str, *, cores: int, timeout_s: float) -> Future[Any]:
     """Asks the Starter at `endpoint`; the future is done once the job has its cores there. cores: 0 = any."""
-    answer: Future[Promise] = Future()
-
-    def answered(error: RmgrError | None, life: str, incarnation: int) -> None:
-        with suppress(InvalidStateError):  # the question was given up
-            if error is not None:
-                answer.set_exception(error)
-            else:
-                answer.set_result(Promise(life=life, incarnation=incarnation, endpoint=endpoint))
-
     hold = run_label(block.key.submission, block.key.first, block.key.attempt)
-    node.shared.peers.prepare(endpoint, helper, hold, head=node.name, cores=cores, timeout_s=timeout_s, done=answered)
-    return answer
+    return node.shared.peers.prepare(endpoint, helper, hold, head=node.name, cores=cores, timeout_s=timeout_s)
 
 
 # -- before it starts ------------------------------------------------------------------------------------------------------
@@ -549,7 +533,7 @@ class _Barrier:
 
     block: ClaimedBlock
     end_s: float
-    asked: dict[str, tuple[NodeRecord, Future[Promise]]] = field(default_factory=dict)
+    asked: dict[str, tuple[NodeRecord, Future[Any]]] = field(default_factory=dict)
     ready: dict[str, Promise] = field(default_factory=dict)
     lost: set[str] = field(default_factory=set)
     last: str = ""
@@ -615,7 +599,8 @@ class Barriers:
                 left_s = max(0.1, barrier.end_s - machine.monotonic())
                 answer = _request_promise(self._node, barrier.block, helper, record.endpoint, cores=cores, timeout_s=left_s)
                 barrier.asked[helper] = record, answer
-                barrier.ready[helper] = yield answer
+                reply = yield answer
+                barrier.ready[helper] = Promise(life=reply.process, incarnation=reply.incarnation, endpoint=record.endpoint)
                 return
             except _BegunAnewError:
                 continue
@@ -786,7 +771,7 @@ class Verdicts:
                     self._decide(case, helper)
                     return
                 try:
-                    now: Promise = yield _request_promise(self._node, case.block, helper, record.endpoint, cores=0, timeout_s=_ASK_S)
+                    reply = yield _request_promise(self._node, case.block, helper, record.endpoint, cores=0, timeout_s=_ASK_S)
                 except RmgrError:
                     if jobs.lost_ranks(case.block):  # this is known, whatever the node would answer
                         self._decide(case, "")
@@ -794,7 +779,7 @@ class Verdicts:
                 else:
                     promise = jobs.barriers.promise_of(case.block, helper)
                     case.left.discard(helper)
-                    if promise is not None and now.life != promise.life:  # all work there was killed meanwhile
+                    if promise is not None and reply.process != promise.life:  # all work there was killed meanwhile
                         self._decide(case, helper)
                     elif not case.left:
                         self._decide(case, "")
