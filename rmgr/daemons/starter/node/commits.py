@@ -140,24 +140,26 @@ class Completing:
         failpoint("starter.before_complete")
         news = News.of(block, multi)
         early = news.told if news is not None else None
-        self._shared.committer.commit(multi, lambda outcome: self._completed(block, part, outcome), early=early)
+        self._shared.committer.commit(multi, lambda outcome: self.completed([(block, part)], outcome), early=early)
         if news is not None:
             news.ahead()
         self._node.hands.watch_ahead(sets_mark=part.go_idle, is_hinted=news is not None)
 
-    def _completed(self, block: ClaimedBlock, part: CompletePart, outcome: Outcome) -> None:
-        if part.go_idle:
+    def completed(self, some: Sequence[tuple[ClaimedBlock, CompletePart]], outcome: Outcome) -> None:
+        """Takes the answer to a COMPLETE of these blocks, the first of which carried the mark."""
+        if some[0][1].go_idle:
             self._node.idle.answered(stands=stands_after(self._node, outcome))
-        if isinstance(outcome, Committed):
-            failpoint("starter.after_complete")
+        if not isinstance(outcome, Committed):
+            assert isinstance(outcome, Conflict)
+            self.refused([(block, part.orders) for block, part in some], outcome)
+            return
+        failpoint("starter.after_complete")
+        self._shared.metrics.committed(sum(len(part.outcomes) for _, part in some), sum(len(part.failed) for _, part in some))
+        for block, part in some:
             block.committed()
             self._node.orders.settled(part.orders)
-            self._shared.metrics.committed(len(part.outcomes), len(part.failed))
             if block.is_over:
                 self._node.over(block)
-            return
-        assert isinstance(outcome, Conflict)
-        self.refused([(block, part.orders)], outcome)
 
     def refused(self, some: Sequence[tuple[ClaimedBlock, Sequence[str]]], conflict: Conflict) -> None:
         """Handles the conflict of a COMPLETE or SPLIT of blocks, with orders: the mark, an order that is gone, or an unexpected block.
@@ -303,21 +305,7 @@ class Joint:
             go_idle=carrier.go_idle,
         )
         failpoint("starter.before_complete")
-        self._shared.committer.commit(multi, lambda outcome: self._completed(some, outcome))
-
-    def _completed(self, some: Sequence[tuple[ClaimedBlock, CompletePart]], outcome: Outcome) -> None:
-        if some[0][1].go_idle:
-            self._node.idle.answered(stands=stands_after(self._node, outcome))
-        if not isinstance(outcome, Committed):
-            assert isinstance(outcome, Conflict)
-            self._node.completing.refused([(block, part.orders) for block, part in some], outcome)
-            return
-        failpoint("starter.after_complete")
-        self._shared.metrics.committed(len(some), 0)
-        for block, part in some:
-            block.committed()
-            self._node.orders.settled(part.orders)
-            self._node.over(block)
+        self._shared.committer.commit(multi, lambda outcome: self._node.completing.completed(some, outcome))
 
 
 def stands_after(node: NodeAgent, outcome: Outcome) -> bool:
