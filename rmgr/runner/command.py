@@ -10,7 +10,6 @@ import os
 import resource
 import select
 import signal
-import stat
 import time
 from dataclasses import dataclass
 from typing import NoReturn
@@ -21,7 +20,7 @@ from rmgr.runner.host import slurm
 from rmgr.runner.host.contain import ControlGroup, state_of
 from rmgr.runner.host.dispositions import PYTHONS_OWN
 from rmgr.runner.host.environment import command_environment, shared_variables, umask_of
-from rmgr.runner.host.files import blind_ns, marks_of
+from rmgr.runner.host.files import blind_ns, identity_of, marks_of
 from rmgr.runner.host.kernel import CLOCK, DISK_WAS_FULL, NODE_TROUBLE, is_full, oom_kills, prefer_for_oom
 from rmgr.runner.host.outputs import open_named, open_output, settle, take, trim_path
 
@@ -103,7 +102,7 @@ class Launcher:
         self._node = node
         self._paths = (os.path.join(directory, "stdout"), os.path.join(directory, "stderr"))
         self._fds = [open_output(path) for path in self._paths]
-        self._identity = _identity_of_directory(directory)
+        self._identity = identity_of(directory)
         self._found: dict[tuple[str, str], str] = {}
         self._batch: CommandBatch | None = None
         self._base: dict[str, str] = {}
@@ -130,7 +129,7 @@ class Launcher:
 
     def check(self) -> None:
         """Raises DirectoryGone if the slot's directory was removed. Cost: an lstat."""
-        if self._identity is None or _identity_of_directory(self._directory) != self._identity:
+        if self._identity is None or identity_of(self._directory) != self._identity:
             self._identity = None  # for ever, whatever is made there
             raise DirectoryGone
 
@@ -159,7 +158,7 @@ class Launcher:
             except OSError as error:
                 where = batch.cwd or directory
                 failed = StartFailed(f"the work directory {where} cannot be used: {error.strerror}", 126, error.errno)
-                if _identity_of_directory(directory) is None:  # not removed by its user, whose `cwd` may be wrong
+                if identity_of(directory) is None:  # not removed by its user, whose `cwd` may be wrong
                     failed.reason = Reason.NODE_LOST
                 raise failed from None
             own_umask = os.umask(umask_of(batch.shape.environ))
@@ -336,7 +335,7 @@ class Launcher:
         That includes its output files: a cleaner still at work may have emptied the work directory, but not yet removed it.
         """
         own = [path for path in (self._stdin, *self._script[-1:], *self._paths) if path.startswith(self._directory)]
-        return _identity_of_directory(self._directory) == self._identity and all(map(os.path.lexists, (run.directory, *own)))
+        return identity_of(self._directory) == self._identity and all(map(os.path.lexists, (run.directory, *own)))
 
     def _go_home(self) -> None:
         try:
@@ -546,15 +545,6 @@ def _error_of_exec(handshake: int) -> int:
         return 0
     with os.fdopen(handshake, "rb", buffering=0) as pipe:
         return int(pipe.read(16) or 0)
-
-
-def _identity_of_directory(directory: str) -> tuple[int, int] | None:
-    """Returns the identity of a directory, None if there is none."""
-    try:
-        found = os.lstat(directory)
-    except OSError:
-        return None
-    return (found.st_dev, found.st_ino) if stat.S_ISDIR(found.st_mode) else None
 
 
 def _attributes_of(directory: str) -> int:

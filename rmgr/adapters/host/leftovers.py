@@ -19,7 +19,7 @@ import psutil
 from rmgr.adapters.host.cgroup import kill_group, remove_group
 from rmgr.errors import UNREADABLE_TEXT, StateConflict
 from rmgr.model.units import counted
-from rmgr.runner.host.files import remove_tree
+from rmgr.runner.host.files import identity_of, remove_tree
 
 _RECORDS = "records"
 #: Seconds that a spawner gets to end its own work after its Starter has died.
@@ -36,7 +36,7 @@ class _Guard:
     def is_of(self, directory: Path) -> bool:
         """Returns whether `directory` is the held directory, not another one now under its name."""
         found = os.fstat(self._fd) if self._fd >= 0 else None
-        return found is not None and (found.st_dev, found.st_ino) == identity(directory)
+        return found is not None and (found.st_dev, found.st_ino) == identity_of(directory)
 
     def close(self) -> None:
         """Releases the directory. Idempotent."""
@@ -115,14 +115,6 @@ def end_cgroups(directory: Path) -> list[str]:
         if not remove_group(Path(path), wait_s=1.0):
             done.append(f"cannot remove {path}")
     return done
-
-
-def identity(directory: Path) -> tuple[int, int] | None:
-    """Returns the device and inode of a directory, links not followed; None if absent."""
-    with contextlib.suppress(OSError):
-        found = os.lstat(directory)
-        return found.st_dev, found.st_ino
-    return None
 
 
 def kill_marked(marker: str) -> int:

@@ -37,7 +37,7 @@ from rmgr.model.version import PROTOCOL
 from rmgr.runner.host import home
 from rmgr.runner.host.board import SETTLE_S, Board
 from rmgr.runner.host.contain import processor_seconds
-from rmgr.runner.host.files import remove_tree
+from rmgr.runner.host.files import identity_of, remove_tree
 from rmgr.runner.host.kernel import CLOCK, OF_SPAWNERS
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ class Slot:
             account = self.account
             self.directory.mkdir(mode=0o755 if account is None else 0o700)
             undone.callback(remove_tree, self.directory)
-            self._home = leftovers.identity(self.directory)
+            self._home = identity_of(self.directory)
             if account is not None:
                 os.chown(self.directory, account.uid, account.gid, follow_symlinks=False)
             self._cgroup = group = self._node.slot_cgroup(self.name)
@@ -155,7 +155,7 @@ class Slot:
     @property
     def has_home(self) -> bool:
         """Whether its directory is still the one that was made for it."""
-        return leftovers.identity(self.directory) == self._home
+        return identity_of(self.directory) == self._home
 
     @property
     def freeze_file(self) -> str:

@@ -123,6 +123,15 @@ def write_whole(fd: int, data: bytes | memoryview) -> None:
 _FINE_NS, _COARSE_NS = 50_000_000, 3_000_000_000
 
 
+def identity_of(directory: str | os.PathLike[str]) -> tuple[int, int] | None:
+    """Returns what tells a directory from any other that may have its name later, None if there is none."""
+    try:
+        found = os.lstat(directory)
+    except OSError:
+        return None
+    return (found.st_dev, found.st_ino) if stat.S_ISDIR(found.st_mode) else None
+
+
 def marks_of(directory: str | os.PathLike[str]) -> tuple[int, ...]:
     """Returns values that change with any change in or of a directory, as finely as its time stamps tell. Raises: OSError."""
     found = os.lstat(directory)
