@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import TypeAlias
 
 from prometheus_client.registry import CollectorRegistry
@@ -155,7 +156,7 @@ class DaemonShell:
     ) -> Iterator[StallGuard]:
         """Serves until the end of the block, which runs the daemon's loop under the guard that it yields.
 
-        Args: registry: its metrics. stop: called for SIGTERM and SIGINT, `patience` times. unable: see `Working`. whose: "the Starter's".
+        Args: registry: its metrics. stop: called for SIGTERM and SIGINT, `patience` times. unable: of `why_unable`. whose: "the Starter's".
             stall_s: longest turn of the loop. grace_s: time for calls under way at the end. secret: ends first.
         """
         server, log = self.server, self.log
@@ -167,8 +168,8 @@ class DaemonShell:
         signals.install()
         guard = StallGuard(stall_s, name=f"{whose} loop", on_progress=self.notifier.beat).start()
         voice = VoiceCheck(server.is_mute, ending(whose) if ends_if_mute else telling(whose, log)).start()
-        working = Working(self.coordinator, self.store, guard, *unable, lambda: voice.trouble)
-        end_metrics = self.measured.serve(registry, working.trouble, credentials=self.credentials, trust=self.trust)
+        health = partial(why_unable, self.coordinator, self.store, guard, *unable, lambda: voice.trouble)
+        end_metrics = self.measured.serve(registry, health, credentials=self.credentials, trust=self.trust)
         try:
             yield guard
         finally:
@@ -205,7 +206,7 @@ def audited(log: Log | None, person: Person, what: str, target: str) -> Iterator
 # At the start: is the daemon's key valid, and does its own server accept it? Later: does the server still answer? The stall guard checks
 # the main loop, and ZooKeeper the session; both can be well although nobody believes the daemon's signatures, or reaches it. A mute gateway
 # or WatchDog ends, so that another one takes its place; a mute Starter reports it and goes on, since its work needs no server. `/healthz`
-# reports the daemon's other conditions (`Working`).
+# reports the daemon's other conditions (`why_unable`).
 
 
 def check_key(trust: Trust | None, credentials: Credentials | None, log: Log) -> None:
@@ -321,28 +322,17 @@ class VoiceCheck:
                 self._guard.progress()
 
 
-class Working:
-    """Checks the conditions that a daemon needs. Thread-safe.
+def why_unable(coordinator: Coordinator, store: WatchedStore, guard: StallGuard, *unable: Callable[[], str]) -> str:
+    """Returns every reason why a daemon cannot work now, "" while it can. Never blocks; from any thread.
 
-    Args: unable: further checks; each returns why the daemon cannot work, "" while it can.
+    unable: further checks; each returns why the daemon cannot work, "" while it can.
     """
-
-    def __init__(self, coordinator: Coordinator, store: WatchedStore, guard: StallGuard, *unable: Callable[[], str]) -> None:
-        self._coordinator = coordinator
-        self._store = store
-        self._guard = guard
-        self._unable = unable
-
-    def trouble(self) -> str:
-        """Returns every reason why the daemon cannot work now, "" while it can. Never blocks."""
-        return "; ".join(dict.fromkeys(why for why in self._readiness_problems() if why))
-
-    def _readiness_problems(self) -> tuple[str, ...]:
-        silent_s, unanswered_s = self._guard.silent_s, machine.monotonic() - self._coordinator.last_answer_s()
-        is_over = unanswered_s > self._coordinator.session_timeout_s * _LEASE_SHARE
-        return (
-            f"its loop has not come round for {format_duration(silent_s)}" if silent_s > _STALLED_S else "",
-            "the lease is over: ZooKeeper does not answer" if is_over else "",
-            f"data store: {self._store.trouble}" if self._store.trouble else "",
-            *(ask() for ask in self._unable),
-        )
+    silent_s, unanswered_s = guard.silent_s, machine.monotonic() - coordinator.last_answer_s()
+    is_over = unanswered_s > coordinator.session_timeout_s * _LEASE_SHARE
+    whys = (
+        f"its loop has not come round for {format_duration(silent_s)}" if silent_s > _STALLED_S else "",
+        "the lease is over: ZooKeeper does not answer" if is_over else "",
+        f"data store: {store.trouble}" if store.trouble else "",
+        *(ask() for ask in unable),
+    )
+    return "; ".join(dict.fromkeys(why for why in whys if why))

@@ -24,7 +24,7 @@ from rmgr.daemons.leader.term import LeaderMetrics
 from rmgr.daemons.server.owner import ServerMetrics
 from rmgr.daemons.service import metrics_place
 from rmgr.daemons.service.metrics_place import HANDSHAKES_AT_ONCE, HANDSHAKES_PER_S, MOST, PORTS, MetricsPlace
-from rmgr.daemons.service.serving import Working
+from rmgr.daemons.service.serving import why_unable
 from rmgr.errors import ConfigError, Unavailable
 from rmgr.model.identity import Role
 from rmgr.runtime.secured import advertised_metrics
@@ -97,8 +97,7 @@ def test_health_is_503_with_the_reason_while_the_daemon_cannot_work() -> None:
     zookeeper = SimpleNamespace(session_timeout_s=6.0, last_answer_s=time.monotonic)
     guard = StallGuard(15.0, clock=lambda: now_s[0])
     unable = [""]
-    working = Working(zookeeper, store, guard, lambda: unable[0])
-    with served(health=working.trouble) as address:
+    with served(health=lambda: why_unable(zookeeper, store, guard, lambda: unable[0])) as address:
         assert asked(address, "/healthz") == (200, "ok\n")
         store.trouble = "it does not answer"
         assert asked(address, "/healthz") == (503, "data store: it does not answer\n")
