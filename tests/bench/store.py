@@ -20,6 +20,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from rmgr.adapters.sqlite.store import SqliteStore
@@ -30,64 +31,45 @@ ROW = b"x" * 100
 LARGE = os.urandom(1 << 20) * 16
 
 
+def timed(work: Callable[[int], object], seconds: float) -> list[float]:
+    """Latencies (s) of `work`, which is called for so long with 0, 1, ..."""
+    spent: list[float] = []
+    end = time.perf_counter() + seconds
+    for n in itertools.count():
+        begun = time.perf_counter()
+        if begun > end:
+            break
+        work(n)
+        spent.append(time.perf_counter() - begun)
+    return spent
+
+
+def in_threads(work: Callable[[int], list[float]], count: int) -> list[float]:
+    """Latencies of `work`, which each of `count` threads calls with its number."""
+    with ThreadPoolExecutor(count) as pool:
+        return [latency for found in pool.map(work, range(count)) for latency in found]
+
+
 def single_puts(path: str, seconds: float, name: str = "a") -> list[float]:
     """Latencies (s) of durable puts of one row, one after the other."""
-    spent = []
     with SqliteStore(path) as store:
-        end = time.perf_counter() + seconds
-        for n in itertools.count():
-            begun = time.perf_counter()
-            if begun > end:
-                return spent
-            store.put(f"one/{name}/{n:08d}", ROW)
-            spent.append(time.perf_counter() - begun)
-    return spent
+        return timed(lambda n: store.put(f"one/{name}/{n:08d}", ROW), seconds)
 
 
-def batches(path: str, seconds: float, name: str = "a", size: int = 100) -> list[float]:
-    """Latencies (s) of durable puts of `size` rows, one after the other."""
-    spent = []
+def rows_of(n: int, size: int, name: str) -> list[tuple[str, bytes]]:
+    return [(f"{name}/{n:06d}/{i:03d}", ROW) for i in range(size)]
+
+
+def batches(path: str, seconds: float, name: str = "a") -> list[float]:
+    """Latencies (s) of durable puts of a hundred rows, one after the other."""
     with SqliteStore(path) as store:
-        end = time.perf_counter() + seconds
-        for n in itertools.count():
-            begun = time.perf_counter()
-            if begun > end:
-                return spent
-            store.put_many([(f"many/{name}/{n:06d}/{i:03d}", ROW) for i in range(size)])
-            spent.append(time.perf_counter() - begun)
-    return spent
-
-
-def in_threads(work: Callable[..., list[float]], path: str, seconds: float, count: int) -> list[float]:
-    found: list[float] = []
-    threads = [threading.Thread(target=lambda n=n: found.extend(work(path, seconds, str(n)))) for n in range(count)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return found
+        return timed(lambda n: store.put_many(rows_of(n, 100, f"many/{name}")), seconds)
 
 
 def one_store_in_threads(path: str, seconds: float, count: int, size: int) -> list[float]:
     """As `batches` (or single puts, size 1), from `count` threads through one store: they share commits."""
-    found: list[float] = []
     with SqliteStore(path) as store:
-        end = time.perf_counter() + seconds
-
-        def work(name: int) -> None:
-            for n in itertools.count():
-                begun = time.perf_counter()
-                if begun > end:
-                    return
-                store.put_many([(f"t/{name}/{n:06d}/{i:03d}", ROW) for i in range(size)])
-                found.append(time.perf_counter() - begun)
-
-        threads = [threading.Thread(target=work, args=(n,)) for n in range(count)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    return found
+        return in_threads(lambda name: timed(lambda n: store.put_many(rows_of(n, size, f"t/{name}")), seconds), count)
 
 
 def in_processes(what: str, path: str, seconds: float, count: int) -> list[float]:
@@ -137,46 +119,29 @@ def remote(url: str, seconds: float, report: Callable[..., None], report_bytes: 
     if problem := store.health(timeout_s=10.0):
         sys.exit(problem)
 
-    def timed(work: Callable[[int], object]) -> list[float]:
-        spent = []
-        end = time.perf_counter() + seconds
-        for n in itertools.count():
-            begun = time.perf_counter()
-            if begun > end:
-                return spent
-            work(n)
-            spent.append(time.perf_counter() - begun)
-        return spent
-
-    def rows_of(n: int, size: int, name: str) -> list[tuple[str, bytes]]:
-        return [(f"{name}/{n:06d}/{i:03d}", ROW) for i in range(size)]
+    def spent(work: Callable[[int], object]) -> list[float]:
+        return timed(work, seconds)
 
     def threads(work: Callable[[int], object], count: int) -> list[float]:
-        found: list[float] = []
-        all_of = [threading.Thread(target=lambda at=at: found.extend(timed(lambda n: work(at * 1_000_000 + n)))) for at in range(count)]
-        for thread in all_of:
-            thread.start()
-        for thread in all_of:
-            thread.join()
-        return found
+        return in_threads(lambda at: spent(lambda n: work(at * 1_000_000 + n)), count)
 
     def put(n: int) -> None:
         store.put(f"out/{os.getpid():010d}/{n:010d}", ROW, ttl_s=3600)
 
     batch = f"frag/{os.getpid():010d}"
-    report("single puts", timed(put), 1)
+    report("single puts", spent(put), 1)
     report("single puts, 16 threads", threads(put, 16), 1)
-    report("batches of 100", timed(lambda n: store.put_many(rows_of(n, 100, batch), ttl_s=3600)), 100)
+    report("batches of 100", spent(lambda n: store.put_many(rows_of(n, 100, batch), ttl_s=3600)), 100)
     report("batches of 100, 4 threads", threads(lambda n: store.put_many(rows_of(n, 100, batch), ttl_s=3600), 4), 100)
     once = f"name/bench/{os.getpid()}"
-    report("batches of 100 that must be new", timed(lambda n: store.put_many(rows_of(n, 100, once), ttl_s=3600, overwrite=False)), 100)
-    report("get of one row", timed(lambda n: store.get(f"{batch}/{n % 10:06d}/000")), 1)
-    report("get_many of 1,000 rows", timed(lambda n: store.get_many([key for at in range(10) for key, _ in rows_of(at, 100, batch)])), 1000)
-    report("keys, pages of 1,000", timed(lambda n: store.keys(f"{batch}/", limit=1000)), 1000)
+    report("batches of 100 that must be new", spent(lambda n: store.put_many(rows_of(n, 100, once), ttl_s=3600, overwrite=False)), 100)
+    report("get of one row", spent(lambda n: store.get(f"{batch}/{n % 10:06d}/000")), 1)
+    report("get_many of 1,000 rows", spent(lambda n: store.get_many([key for at in range(10) for key, _ in rows_of(at, 100, batch)])), 1000)
+    report("keys, pages of 1,000", spent(lambda n: store.keys(f"{batch}/", limit=1000)), 1000)
     size = LARGE[: 8 * 2**20]
-    written = timed(lambda n: store.put(f"out/{os.getpid():010d}/large/{n % 8}", size, ttl_s=3600))
+    written = spent(lambda n: store.put(f"out/{os.getpid():010d}/large/{n % 8}", size, ttl_s=3600))
     report_bytes("write, values of 8 MiB", len(size) * len(written), sum(written))
-    read = timed(lambda n: store.get(f"out/{os.getpid():010d}/large/{n % min(8, len(written))}"))
+    read = spent(lambda n: store.get(f"out/{os.getpid():010d}/large/{n % min(8, len(written))}"))
     report_bytes("read, values of 8 MiB", len(size) * len(read), sum(read))
     store.close()
 
