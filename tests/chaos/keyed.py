@@ -1,19 +1,31 @@
-"""Tasks that read and write keys of the data store, with and without resubmit, and the checker of the final values of their keys."""
+"""Tasks that read and write keys of the data store, with and without resubmit, and the checker of the final values of their keys.
+
+And clients that die, or compete, while they claim such keys.
+"""
 
 from __future__ import annotations
 
+import json
 import os
+import signal
+import subprocess
+import uuid
+from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, Self
 
 from breakable import Chaos
 from ledger import read_ledger, work
 
+from rmgr.client.connection import Connection
 from rmgr.client.taskqueue import TaskQueue
 from rmgr.coord.protocol import keys
+from rmgr.dev.cluster import DevCluster
 from rmgr.errors import NotFound
 from rmgr.model.states import State
 from rmgr.model.views import TaskView
+from tests.harness import forked
 
 #: Size of a value (bytes): too large for an outcome.
 SIZE = 20_000
@@ -87,3 +99,57 @@ class KeyedWork:
             return self._connection.store.get(key)
         except NotFound:
             return None
+
+
+class Story:
+    """Some inputs, the keys that clients want, and what their tasks did.
+
+    program: of a client; its words are a ledger outside the cluster, a prefix of keys, its own name, its token, the number of tasks, and
+    more of the test's. It prints how each task ended, as JSON, in its last line.
+    """
+
+    def __init__(self, cluster: DevCluster, connection: Connection, directory: Path, program: str, tasks: int) -> None:
+        self._cluster = cluster
+        self._program = program
+        self._tasks = tasks
+        self.store = connection.store
+        self.prefix = uuid.uuid4().hex[:8]
+        self._ledger = directory / "ledger"
+        self._ledger.touch()
+        self.store.put_many({f"{self.prefix}/in/{n}": n for n in range(tasks)})
+
+    def client(self, who: str, *words: str, failpoint: str = "") -> subprocess.Popen[str]:
+        environment = {key: value for key, value in os.environ.items() if not key.startswith("RMGR_") or key == "RMGR_ZOOKEEPER_LIB"}
+        environment |= self._cluster.environment()
+        if failpoint:
+            environment["RMGR_FAILPOINT"] = failpoint
+        told = [str(self._ledger), self.prefix, who, f"{self.prefix}-{who}", str(self._tasks), *words]
+        return forked.application(self._program, *told, env=environment)
+
+    def values(self) -> dict[int, tuple[str, int]]:
+        """(who wrote it, what) under each output key."""
+        names = {f"{self.prefix}/out/{n}": n for n in range(self._tasks)}
+        return {names[key]: (value[0], value[1]) for key, value in self.store.get_many(names).items()}
+
+    def runs(self) -> Counter[str]:
+        """How often each client's task of each number has run."""
+        return Counter(self._ledger.read_text().splitlines())
+
+
+def ended(process: subprocess.Popen[str]) -> dict[int, str]:
+    """How each of its tasks ended: "" or why not."""
+    return {int(n): reason for n, reason in json.loads(_output(process, 0).splitlines()[-1]).items()}
+
+
+def killed(process: subprocess.Popen[str]) -> str:
+    """What a client has printed before its failpoint has killed it."""
+    return _output(process, -signal.SIGKILL)
+
+
+def _output(process: subprocess.Popen[str], code: int) -> str:
+    try:
+        out, err = process.communicate(timeout=120)
+    finally:
+        process.kill()
+    assert process.returncode == code, err
+    return out

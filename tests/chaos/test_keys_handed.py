@@ -7,23 +7,18 @@ with SQLite on `keys_town`, which is secured; with Cassandra on an open cluster 
 
 from __future__ import annotations
 
-import json
-import os
-import signal
-import subprocess
 import uuid
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from breakable import Chaos
+from keyed import Story, ended, killed
 
 from rmgr.bench.measuring import connected
 from rmgr.client.connection import Connection
 from rmgr.dev.cluster import DevCluster
 from rmgr.dev.zookeeper import ZooKeeperServer
-from tests.harness import forked
 from tests.harness.cassandra_nodes import SharedNode
 from tests.harness.ended_sessions import LONG_S, expiring
 from tests.harness.waiting import eventually
@@ -92,57 +87,9 @@ def town(request: pytest.FixtureRequest) -> tuple[DevCluster, Connection]:
     return found
 
 
-class Story:
-    """Some inputs, the keys that clients want, and what their tasks did."""
-
-    def __init__(self, cluster: DevCluster, connection: Connection, directory: Path) -> None:
-        self._cluster = cluster
-        self.store = connection.store
-        self.prefix = uuid.uuid4().hex[:8]
-        self._ledger = directory / "ledger"
-        self._ledger.touch()
-        self.store.put_many({f"{self.prefix}/in/{n}": n for n in range(TASKS)})
-
-    def client(self, who: str, *, failpoint: str = "") -> subprocess.Popen[str]:
-        environment = {key: value for key, value in os.environ.items() if not key.startswith("RMGR_") or key == "RMGR_ZOOKEEPER_LIB"}
-        environment |= self._cluster.environment()
-        if failpoint:
-            environment["RMGR_FAILPOINT"] = failpoint
-        words = [str(self._ledger), self.prefix, who, f"{self.prefix}-{who}", str(TASKS)]
-        return forked.application(PROGRAM, *words, env=environment)
-
-    def values(self) -> dict[int, tuple[str, int]]:
-        """(who wrote it, what) under each output key."""
-        names = {f"{self.prefix}/out/{n}": n for n in range(TASKS)}
-        return {names[key]: (value[0], value[1]) for key, value in self.store.get_many(names).items()}
-
-    def runs(self) -> Counter[str]:
-        """How often each client's task of each number has run."""
-        return Counter(self._ledger.read_text().splitlines())
-
-
 @pytest.fixture
 def story(town: tuple[DevCluster, Connection], tmp_path: Path) -> Story:
-    return Story(*town, tmp_path)
-
-
-def ended(process: subprocess.Popen[str]) -> dict[int, str]:
-    """How each of its tasks ended: "" or why not."""
-    try:
-        out, err = process.communicate(timeout=120)
-    finally:
-        process.kill()
-    assert process.returncode == 0, err
-    return {int(n): reason for n, reason in json.loads(out).items()}
-
-
-def killed(process: subprocess.Popen[str]) -> None:
-    """Its failpoint has killed it: keys were left to a node."""
-    try:
-        _, err = process.communicate(timeout=120)
-    finally:
-        process.kill()
-    assert process.returncode == -signal.SIGKILL, err
+    return Story(*town, tmp_path, PROGRAM, TASKS)
 
 
 #: Before its claim, before it can say that the keys are claimed; and, of a store where that comes earlier, when nobody else can have them.
@@ -163,7 +110,7 @@ def test_a_starter_killed_while_it_claims_for_a_client_that_stands_still_is_foll
 ) -> None:
     chaos, connection = keys_town
     chaos.restart("n1", RMGR_FAILPOINT="starter.claim_outputs=kill")
-    story = Story(chaos.cluster, connection, tmp_path)
+    story = Story(chaos.cluster, connection, tmp_path, PROGRAM, TASKS)
     client = story.client("a", failpoint=f"submitter.before_handed_claim:2=until:{tmp_path / 'never'}")
     eventually(lambda: chaos.cluster.process("n1").state == "dead", "the Starter claims, and dies")
     client.kill()
