@@ -107,23 +107,44 @@ class Away:
         return self.store.get(key)
 
 
+class Work(StoreIO):
+    """Jobs whose ends wait in `messages`. `stands` is a job that stays until the gate is open; `begun` has who began it."""
+
+    def __init__(self, store: Any = None, **options: int) -> None:
+        self.messages: deque[Callable[[], None]] = deque()
+        self.gate, self.begun = threading.Event(), list[str]()
+        super().__init__(store or MemoryStore(uuid.uuid4().hex), self.messages.append, **options)
+
+    def stands(self, _store: Any, user: str = "") -> None:
+        self.begun.append(user)
+        assert self.gate.wait(60)
+
+    def handle_next(self) -> None:
+        eventually(lambda: self.messages)
+        self.messages.popleft()()
+
+    def end(self, count: int) -> None:
+        """Opens the gate; so many jobs end, and no other is left."""
+        self.gate.set()
+        eventually(lambda: len(self.messages) == count)
+        eventually(lambda: self.is_idle)
+        self.close()
+
+
 def test_jobs_wait_for_a_store_that_is_away_and_errors_are_handed_over() -> None:
     inner = MemoryStore(uuid.uuid4().hex)
     inner.put("k", b"v")
-    messages: deque[Callable[[], None]] = deque()
     before = set(threading.enumerate())
-    work = StoreIO(Away(inner, 2), messages.append, threads=1)
+    work = Work(Away(inner, 2), threads=1)
     found: list[Any] = []
     work.run(lambda store: store.get("k"), found.append, size=10)
     eventually(lambda: work.down_since_s is not None)
     assert work.pending_bytes == 10
-    eventually(lambda: messages)
-    messages.popleft()()
+    work.handle_next()
     assert found[0][0] == b"v"
     assert (work.down_since_s, work.pending_bytes) == (None, 0)
     work.run(lambda _store: 1 // 0, found.append)
-    eventually(lambda: messages)
-    messages.popleft()()
+    work.handle_next()
     assert isinstance(found[1], ZeroDivisionError)
     work.close()
     assert set(threading.enumerate()) <= before
@@ -132,8 +153,7 @@ def test_jobs_wait_for_a_store_that_is_away_and_errors_are_handed_over() -> None
 def test_every_job_meets_an_absent_store_once_and_all_go_on_when_it_is_back() -> None:
     inner = MemoryStore(uuid.uuid4().hex)
     inner.outage = "away"
-    messages: deque[Callable[[], None]] = deque()
-    work = StoreIO(inner, messages.append, threads=2)
+    work = Work(inner, threads=2)
     tried: list[int] = []
 
     def job(number: int, store: Any) -> None:
@@ -147,95 +167,65 @@ def test_every_job_meets_an_absent_store_once_and_all_go_on_when_it_is_back() ->
     assert work.starved_since_s is not None
     local: list[Any] = []
     work.run(lambda _store: 1, local.append)  # does not ask the store, and says nothing about it
-    eventually(lambda: messages)
-    messages.popleft()()
+    work.handle_next()
     assert local == [1]
     assert work.down_since_s is not None
     inner.outage = ""
-    eventually(lambda: len(messages) == 20)
+    eventually(lambda: len(work.messages) == 20)
     assert (work.pending_bytes, work.down_since_s, work.starved_since_s) == (0, None, None)
     work.close()
 
 
 def test_results_do_not_wait_for_slow_staging(tmp_path: Path) -> None:
-    messages: deque[Callable[[], None]] = deque()
-    work = StoreIO(MemoryStore(uuid.uuid4().hex), messages.append, threads=3)
-    gate, begun = threading.Event(), []
-
-    def slow(_store: Any) -> None:
-        begun.append(1)
-        assert gate.wait(60)
-
+    work = Work(threads=3)
     for _ in range(5):
-        work.run(slow, lambda _: None, is_long=True)
+        work.run(work.stands, lambda _: None, is_long=True)
     for _ in range(5):
         work.run(lambda _: None, lambda _: None)
-    eventually(lambda: len(messages) == 5 and len(begun) == 2)
+    eventually(lambda: len(work.messages) == 5 and len(work.begun) == 2)
     assert not work.is_idle
-    gate.set()
-    eventually(lambda: len(messages) == 10)
-    eventually(lambda: work.is_idle)
-    work.close()
+    work.end(10)
 
 
 def test_jobs_that_only_wait_have_more_threads_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
     """A disk syncs many files in little more than the time of one, if it is asked for all of them."""
     monkeypatch.setattr("rmgr.daemons.starter.core.io.HELPER_REST_S", 0.05)
-    messages: deque[Callable[[], None]] = deque()
-    work = StoreIO(MemoryStore(uuid.uuid4().hex), messages.append, threads=2)
+    work = Work(threads=2)
     before, together, told = set(threading.enumerate()), threading.Barrier(8), list[Any]()
     for _ in range(8):
         work.run(lambda _: together.wait(60), told.append, is_synced=True)
-    eventually(lambda: len(messages) == 8)
-    while messages:
-        messages.popleft()()
+    eventually(lambda: len(work.messages) == 8)
+    while work.messages:
+        work.messages.popleft()()
     assert sorted(told) == list(range(8)), "all of them were under way at once"
     eventually(lambda: set(threading.enumerate()) <= before)
-    gate, begun = threading.Event(), list[int]()
-
-    def stands(_store: Any) -> None:
-        begun.append(1)
-        assert gate.wait(60)
-
     for _ in range(100):
-        work.run(stands, told.append)
-    eventually(lambda: len(begun) == 2)
+        work.run(work.stands, told.append)
+    eventually(lambda: len(work.begun) == 2)
     assert set(threading.enumerate()) <= before, "there are helpers only for what waits for the disk"
     for _ in range(100):
-        work.run(stands, told.append, is_synced=True)
-    eventually(lambda: len(begun) == 14)
+        work.run(work.stands, told.append, is_synced=True)
+    eventually(lambda: len(work.begun) == 14)
     assert len([one for one in threading.enumerate() if one not in before]) == 12
-    gate.set()
-    eventually(lambda: len(messages) == 200)
-    eventually(lambda: work.is_idle)
-    work.close()
+    work.end(200)
 
 
 def test_helpers_that_rest_come_back_however_much_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     """All of them rest, a hundred inputs wait to be read, then outputs come: they waited behind those for two threads."""
     monkeypatch.setattr("rmgr.daemons.starter.core.io.HELPER_REST_S", 3600.0)
-    messages: deque[Callable[[], None]] = deque()
-    work = StoreIO(MemoryStore(uuid.uuid4().hex), messages.append, threads=2)
+    work = Work(threads=2)
     together = threading.Barrier(14)
     for _ in range(14):
         work.run(lambda _: together.wait(60), lambda _: None, is_synced=True)
-    eventually(lambda: len(messages) == 14)
+    eventually(lambda: len(work.messages) == 14)
     eventually(lambda: work.is_idle)
-    gate, begun = threading.Event(), list[int]()
-
-    def stands(_store: Any) -> None:
-        begun.append(1)
-        assert gate.wait(60)
-
     for _ in range(100):
-        work.run(stands, lambda _: None)
-    eventually(lambda: len(begun) == 2)
+        work.run(work.stands, lambda _: None)
+    eventually(lambda: len(work.begun) == 2)
     for _ in range(20):
-        work.run(stands, lambda _: None, is_synced=True)
-    eventually(lambda: len(begun) == 14)
-    gate.set()
-    eventually(lambda: len(messages) == 134)
-    work.close()
+        work.run(work.stands, lambda _: None, is_synced=True)
+    eventually(lambda: len(work.begun) == 14)
+    work.end(134)
 
 
 def test_jobs_go_in_turns_of_their_users_and_the_starters_own_first() -> None:
@@ -252,57 +242,36 @@ def test_jobs_go_in_turns_of_their_users_and_the_starters_own_first() -> None:
 
 @pytest.mark.parametrize("is_long", [False, True])
 def test_who_has_nothing_under_way_does_not_wait_for_the_long_jobs_of_another(is_long: bool) -> None:
-    messages: deque[Callable[[], None]] = deque()
-    work = StoreIO(MemoryStore(uuid.uuid4().hex), messages.append, threads=2)
-    gate, begun = threading.Event(), list[str]()
-
-    def stands(_store: Any, user: str) -> None:
-        begun.append(user)
-        assert gate.wait(60)
-
+    work = Work(threads=2)
     for user in ("ann", "bob"):
         for _ in range(20):
-            work.run(partial(stands, user=user), lambda _: None, user=user, is_long=is_long)
-    eventually(lambda: {"ann", "bob"} <= set(begun))
-    work.run(lambda _: begun.append("cyd"), lambda _: None, user="cyd", is_long=is_long)
-    eventually(lambda: "cyd" in begun)
-    assert len(begun) <= 6, "two threads, a helper for each who came later; and what the last of them takes then"
-    gate.set()
-    eventually(lambda: len(messages) == 41)
-    eventually(lambda: work.is_idle)
-    work.close()
+            work.run(partial(work.stands, user=user), lambda _: None, user=user, is_long=is_long)
+    eventually(lambda: {"ann", "bob"} <= set(work.begun))
+    work.run(lambda _: work.begun.append("cyd"), lambda _: None, user="cyd", is_long=is_long)
+    eventually(lambda: "cyd" in work.begun)
+    assert len(work.begun) <= 6, "two threads, a helper for each who came later; and what the last of them takes then"
+    work.end(41)
 
 
 def test_who_writes_to_a_file_server_that_hangs_holds_some_threads_and_others_go_on() -> None:
-    messages: deque[Callable[[], None]] = deque()
-    work = StoreIO(MemoryStore(uuid.uuid4().hex), messages.append)
-    gate, begun = threading.Event(), list[str]()
-
-    def hangs(_store: Any, user: str) -> None:
-        begun.append(user)
-        assert gate.wait(60)
-
+    work = Work()
     crooked = [f"crook{number}" for number in range(4)]
     for user in crooked:
         for number in range(40):
-            work.run(partial(hangs, user=user), lambda _: None, user=user, is_synced=number % 2 == 0, is_long=number % 3 == 0)
-    eventually(lambda: set(crooked) <= set(begun))
+            work.run(partial(work.stands, user=user), lambda _: None, user=user, is_synced=number % 2 == 0, is_long=number % 3 == 0)
+    eventually(lambda: set(crooked) <= set(work.begun))
     done: list[str] = []
     for number in range(30):
         for user in ("", "ann", "bob"):
             work.run(lambda _, user=user: done.append(user), lambda _: None, user=user, is_long=number % 2 == 0)
     eventually(lambda: len(done) == 90)
-    assert max(Counter(begun).values()) <= 12, Counter(begun)
-    gate.set()
-    eventually(lambda: len(messages) == 4 * 40 + 90)
-    eventually(lambda: work.is_idle)
-    work.close()
+    assert max(Counter(work.begun).values()) <= 12, Counter(work.begun)
+    work.end(4 * 40 + 90)
 
 
 def test_what_waits_for_the_store_is_tried_again_also_where_all_other_threads_hang() -> None:
     store = MemoryStore(uuid.uuid4().hex)
-    messages: deque[Callable[[], None]] = deque()
-    work = StoreIO(store, messages.append, threads=1)
+    work = Work(store, threads=1)
     gate, begun, is_away, done = threading.Event(), threading.Event(), [True], list[bytes]()
 
     def hangs(_store: Any) -> None:
@@ -329,14 +298,12 @@ def test_what_work_needs_is_fetched_once_and_absence_is_told(tmp_path: Path) -> 
     store = MemoryStore(uuid.uuid4().hex)
     store.put("small", b"s")
     store.put("large", b"l" * (MAX_INLINE_FUNCTION + 1))
-    messages: deque[Callable[[], None]] = deque()
-    work = StoreIO(store, messages.append, threads=2)
+    work = Work(store, threads=2)
     fetcher = Fetcher(work, tmp_path / "blobs")
 
     def get(key: str) -> Any:
         if (found := fetcher.blobs.get(key)) is None:
-            eventually(lambda: messages)
-            messages.popleft()()
+            work.handle_next()
             found = fetcher.blobs.get(key)
         return found
 
@@ -350,17 +317,16 @@ def test_what_work_needs_is_fetched_once_and_absence_is_told(tmp_path: Path) -> 
 
 
 def test_files_that_no_work_needs_any_more_are_removed_by_their_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    store, messages = MemoryStore(uuid.uuid4().hex), deque[Callable[[], None]]()
+    store = MemoryStore(uuid.uuid4().hex)
     for number in range(5):
         store.put(f"m{number}", bytes([number]) * 100_000)
-    work = StoreIO(store, messages.append, threads=2)
+    work = Work(store, threads=2)
     fetcher = Fetcher(work, tmp_path / "blobs")
     monkeypatch.setattr("rmgr.daemons.starter.core.fetch.KEEP_BYTES", 250_000)
 
     def get(key: str) -> str:
         while (found := fetcher.files.get(key)) is None:
-            eventually(lambda: messages)
-            messages.popleft()()
+            work.handle_next()
         assert isinstance(found, str)
         return found
 
