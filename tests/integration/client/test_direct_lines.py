@@ -10,6 +10,7 @@ import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -31,7 +32,7 @@ from rmgr.errors import PermissionDenied
 from rmgr.model.base import Capacity
 from rmgr.model.block import BlockData, BlockKey, Fragment, Outcome
 from rmgr.model.identity import Role
-from rmgr.model.line import Ahead, Claimed, ClaimStage, Hint, Told
+from rmgr.model.line import Ahead, Claimed, ClaimStage, Hint, Message, Told
 from rmgr.model.node import NodeRecord, NodeState
 from rmgr.model.states import State
 from rmgr.model.submission import Command, Submission, Tail, Work
@@ -39,9 +40,35 @@ from rmgr.submitter.direct import DirectWork
 from rmgr.submitter.handing import Lines
 from tests.harness.bundles import session_bundles
 from tests.harness.ended_sessions import LONG_S
-from tests.harness.line_ends import Post, call, sound_loop
 from tests.harness.starter_rig import Rig
 from tests.harness.waiting import eventually
+
+
+class Post:
+    """Records the messages that came on lines, and the lines that ended."""
+
+    def __init__(self) -> None:
+        self.came: list[Message] = []
+        self.ended: list[DirectLine] = []
+
+    def callbacks(self) -> dict[str, Callable[..., None]]:
+        return {"on_message": lambda _line, message: self.came.append(message), "on_end": self.ended.append}
+
+
+@contextmanager
+def sound_loop() -> Iterator[Loop]:
+    """Yields a loop for lines; fails if anything in it has raised."""
+    crashes: list[BaseException] = []
+    made = Loop("lines", on_crash=crashes.append)
+    yield made
+    made.close()
+    assert not crashes
+
+
+def call(server: LineServer, loop: Loop, role: Role, name: str, post: Post, *, key_id: str = "", cluster: str = "") -> DirectLine:
+    expected = key_id or session_bundles().credentials(Role.STARTER).identity.key_id
+    bundles = session_bundles(cluster) if cluster else session_bundles()
+    return dial(f"127.0.0.1:{server.port}", credentials=bundles.credentials(role, name), key_id=expected, loop=loop, **post.callbacks())
 
 
 @pytest.fixture
