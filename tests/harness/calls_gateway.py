@@ -81,13 +81,12 @@ class PlayedStream:
 class PlayedGateway:
     """The played gateway, a context manager. port: 0 = any free port."""
 
-    def __init__(self, port: int = 0, *, refuses: str = "", beats: bool = True) -> None:
+    def __init__(self, port: int = 0) -> None:
         self.streams: list[PlayedStream] = []
         self.tries: dict[bytes, PlayedTry] = {}
         self.probes: dict[bytes, int] = {}
         self.probed: dict[bytes, int] = {}
-        self.refuses = refuses
-        self._beats = beats
+        self.is_mute = False  #: sends no beats
         self._server = grpc.server(ThreadPoolExecutor(64), options=(("grpc.so_reuseport", 0),))
         methods = {
             "Serve": grpc.stream_stream_rpc_method_handler(self._serve, pb.FromServer.FromString, pb.ToServer.SerializeToString),
@@ -151,10 +150,6 @@ class PlayedGateway:
 
     def _serve(self, requests: Iterator[Any], context: grpc.ServicerContext) -> Iterator[Any]:
         stream = PlayedStream(next(requests).hello)
-        if self.refuses:
-            yield pb.ToServer(welcome=pb.ServerWelcome(version=1, gateway=self.endpoint, refused=self.refuses))
-            self.streams.append(stream)
-            return
         context.add_callback(lambda: stream.out.put(None))
         threading.Thread(target=self._read, args=(stream, requests), daemon=True).start()
         yield pb.ToServer(welcome=pb.ServerWelcome(version=1, gateway=self.endpoint))
@@ -163,7 +158,7 @@ class PlayedGateway:
             try:
                 message = stream.out.get(timeout=2.0)
             except queue.Empty:
-                if not self._beats:
+                if self.is_mute:
                     continue
                 message = pb.ToServer(beat=True)
             if message is None:

@@ -17,7 +17,7 @@ class OpenRows(Rows):
     """Rows that permit everything; counts requests by name."""
 
     def __init__(self, store: Store | None = None, *, bounds: Bounds | None = None) -> None:
-        self.store = store if store is not None else MemoryStore("")
+        self.store = store if store is not None else MemoryStore()
         self.counts: dict[tuple[str, str], float] = {}
         context = GatewayContext(
             coordinator=None, store=self.store, log=None, bounds=bounds or Bounds(), owner_of=nobody_knows, count=self.counted

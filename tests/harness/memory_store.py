@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import math
 import threading
 from bisect import bisect_left, bisect_right, insort
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 
@@ -21,6 +20,7 @@ from rmgr.adapters.store_rules import (
     notes_of,
     now_ms,
     pieces,
+    sweep_ms,
     verify,
 )
 from rmgr.coord.protocol.ports import About, Encoding, Store, Writing
@@ -57,14 +57,12 @@ _SHELVES_LOCK = threading.Lock()
 class MemoryStore(Store):
     """A `Store` (coord/protocol/ports.py). Stores with the same non-empty name share their rows; one without a name shares none."""
 
-    def __init__(self, name: str = "", *, clock_ms: Callable[[], int] = now_ms) -> None:
-        """clock_ms: the clock of expiry (ms), which a test can move."""
+    def __init__(self, name: str = "") -> None:
         if name:
             with _SHELVES_LOCK:
                 self._shelf = _SHELVES.setdefault(name, _Shelf())
         else:
             self._shelf = _Shelf()
-        self._clock_ms = clock_ms
         self._closed = False
         self.outage = ""  #: what is wrong with the store; while not empty, every call fails as if the store were away
         self.url = f"memory:{name}"
@@ -73,7 +71,7 @@ class MemoryStore(Store):
         """See `Store.put`."""
         deadline = self._begin(how.timeout_s, f"put {key!r}")
         check_key(key)
-        ttl_ms = self._expiry(how.ttl_s)
+        ttl_ms = expiry_ms(how.ttl_s)
         if isinstance(value, str):
             raise UsageError(f"the value of {key!r} must be bytes, not text; encode it first")
         if isinstance(value, bytes | bytearray | memoryview):
@@ -95,7 +93,7 @@ class MemoryStore(Store):
     def write_many(self, rows: Sequence[tuple[str, bytes]], how: Writing) -> None:
         """See `Store.put_many`."""
         self._begin(how.timeout_s, "put values")
-        ttl_ms = self._expiry(how.ttl_s)
+        ttl_ms = expiry_ms(how.ttl_s)
         for key, value in rows:
             check_key(key)
             if not isinstance(value, bytes):
@@ -164,7 +162,7 @@ class MemoryStore(Store):
     def sweep(self, *, now_ms: int | None = None, timeout_s: float = 30.0) -> int:
         """See `Store.sweep`."""
         self._begin(timeout_s, "sweep")
-        at_ms = min(self._clock_ms(), math.inf if now_ms is None else now_ms)
+        at_ms = sweep_ms(now_ms)
         with self._shelf.lock:
             gone = [key for key, row in self._shelf.rows.items() if row.expires_ms is not None and row.expires_ms <= at_ms]
             for key in gone:
@@ -188,13 +186,9 @@ class MemoryStore(Store):
         deadline.check(doing)
         return deadline
 
-    def _expiry(self, ttl_s: float | None) -> int | None:
-        expires_ms = expiry_ms(ttl_s)  # checks it
-        return None if expires_ms is None or ttl_s is None else self._clock_ms() + int(ttl_s * 1000)
-
     def _alive(self, key: str) -> _Row | None:
         row = self._shelf.rows.get(key)
-        return row if row is not None and (row.expires_ms is None or row.expires_ms > self._clock_ms()) else None
+        return row if row is not None and (row.expires_ms is None or row.expires_ms > now_ms()) else None
 
     def _set(self, key: str, row: _Row) -> None:
         if key not in self._shelf.rows:

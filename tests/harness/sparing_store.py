@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -15,7 +14,7 @@ class SparingStore(MemoryStore):
     """A store in memory. large: keys whose values may only be streamed."""
 
     def __init__(self) -> None:
-        super().__init__(uuid.uuid4().hex)
+        super().__init__()
         self.large: set[str] = set()
 
     def get_noted_many(self, keys: Sequence[str], *, largest: int = 2**62, **options: Any) -> Any:

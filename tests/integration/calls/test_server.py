@@ -478,7 +478,7 @@ def test_a_gateway_that_is_killed_comes_back_and_the_same_call_is_the_same(tmp_p
 def test_a_gateway_that_says_nothing_is_left_and_dialled_again(tmp_path: Path) -> None:
     with Rig(tmp_path, slots=1) as rig:
         first = rig.gateway.stream()
-        rig.gateway._beats = False
+        rig.gateway.is_mute = True
         eventually(lambda: first.is_over, rig.server.log)
         rig.gateway.stream(2)
         assert any("said nothing for 10s" in line["why"] for line in rig.server.lines("gateway_away"))

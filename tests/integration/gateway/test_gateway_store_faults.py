@@ -268,7 +268,7 @@ class Standing(MemoryStore):
 
 def test_a_gateway_that_stands_still_is_left_for_the_next_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rmgr.adapters.gateway.store._PATIENCE_S", 1.5)  # the one that answers is within it on a busy machine, too
-    standing, behind = Standing(), MemoryStore("")
+    standing, behind = Standing(), MemoryStore()
     behind.put("k", b"x")
     servers = [GatewayServer(OpenRows(store=standing)), GatewayServer(OpenRows(store=behind))]
     client = GatewayStore(",".join(server.endpoint for server in servers))

@@ -10,9 +10,6 @@ from rmgr.dev.cluster import DevCluster
 from tests.harness.waiting import eventually
 from tests.integration.commands import Shell
 
-#: Within which a lost task is to be found.
-FOUND_S = 30.0
-
 
 def vanish(cluster: DevCluster, path: str) -> None:
     """Deletes a znode behind everybody's back."""

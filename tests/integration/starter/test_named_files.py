@@ -9,7 +9,6 @@ import pickle
 import sys
 import threading
 import time
-import uuid
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -191,7 +190,7 @@ class Flood:
         info = SimpleNamespace(record=SimpleNamespace(user="ann"))
         block = SimpleNamespace(key=SimpleNamespace(submission=42, first=0, end=1, attempt=1), writing=0, info=info)
         self.lane = SimpleNamespace(running_seq=self.seq, since_s=0.0, tasks={self.seq: (block, 0)}, slot=slot, worker=None, runs_by=slot)
-        self.store = MemoryStore(uuid.uuid4().hex)
+        self.store = MemoryStore()
         self.logs = LiveLogs(SimpleNamespace(run=self._run), lambda: None, CAP, partial(Charge, Bounds()))
         agent = SimpleNamespace(lanes=[self.lane], logs=self.logs, blocks={})
         shared = SimpleNamespace(io=SimpleNamespace(store=self.store), log=None)

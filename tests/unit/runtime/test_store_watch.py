@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Iterator
 from typing import Any
 
@@ -20,7 +19,7 @@ class Server:
     """A store that is opened by name, and may be away, before it is opened or after."""
 
     def __init__(self) -> None:
-        self.inner = MemoryStore(uuid.uuid4().hex)
+        self.inner = MemoryStore()
         self.refusal: Exception | None = None
 
     def __call__(self) -> MemoryStore:

@@ -43,7 +43,7 @@ class World:
         self.coordinator = MemoryCoordinator(MemoryTree())
         self.coordinator.ensure(["/", paths.IDENTITIES, paths.REVOKED])
         self.bundles = session_bundles()
-        self.store = MemoryStore("")
+        self.store = MemoryStore()
         self.settings = ClusterSettings()
 
     def person(self, name: str, role: Role = Role.USER) -> Credentials:

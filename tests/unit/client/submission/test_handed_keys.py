@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
@@ -34,7 +33,7 @@ class Store(MemoryStore):
     puts_soon = True
 
     def __init__(self) -> None:
-        super().__init__(uuid.uuid4().hex)
+        super().__init__()
         self.takes: bool | Exception = True
         self.begun: list[Callable[[], None]] = []
         self.calls = 0

@@ -62,7 +62,7 @@ def test_whatever_lies_there_a_call_holds_little_more_than_two_messages(sizes: l
 
 
 def test_what_is_sent_is_held_here_no_more() -> None:
-    store, size = MemoryStore(uuid.uuid4().hex), MESSAGE_BYTES // 4
+    store, size = MemoryStore(), MESSAGE_BYTES // 4
     for number in range(8):
         store.put(f"name/{number}", bytes(size))
     found = store.get_noted_many([f"name/{number}" for number in range(8)], largest=size)

@@ -116,7 +116,7 @@ ANN = Submission(id=42, name="x", user="ann", queue="default", work=Work.COMMAND
 
 class World:
     def __init__(self) -> None:
-        self.zk, self.store = MemoryCoordinator(), MemoryStore("")
+        self.zk, self.store = MemoryCoordinator(), MemoryStore()
         self.zk.ensure([*paths.SKELETON, paths.subs_bucket(ANN.id)], timeout_s=60)
         self.owners = Owners(self.zk, self.store)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import math
 import threading
-import uuid
 from collections import Counter, deque
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -113,7 +112,7 @@ class Work(StoreIO):
     def __init__(self, store: Any = None, **options: int) -> None:
         self.messages: deque[Callable[[], None]] = deque()
         self.gate, self.begun = threading.Event(), list[str]()
-        super().__init__(store or MemoryStore(uuid.uuid4().hex), self.messages.append, **options)
+        super().__init__(store or MemoryStore(), self.messages.append, **options)
 
     def stands(self, _store: Any, user: str = "") -> None:
         self.begun.append(user)
@@ -132,7 +131,7 @@ class Work(StoreIO):
 
 
 def test_jobs_wait_for_a_store_that_is_away_and_errors_are_handed_over() -> None:
-    inner = MemoryStore(uuid.uuid4().hex)
+    inner = MemoryStore()
     inner.put("k", b"v")
     before = set(threading.enumerate())
     work = Work(Away(inner, 2), threads=1)
@@ -151,7 +150,7 @@ def test_jobs_wait_for_a_store_that_is_away_and_errors_are_handed_over() -> None
 
 
 def test_every_job_meets_an_absent_store_once_and_all_go_on_when_it_is_back() -> None:
-    inner = MemoryStore(uuid.uuid4().hex)
+    inner = MemoryStore()
     inner.outage = "away"
     work = Work(inner, threads=2)
     tried: list[int] = []
@@ -229,7 +228,7 @@ def test_helpers_that_rest_come_back_however_much_waits(monkeypatch: pytest.Monk
 
 
 def test_jobs_go_in_turns_of_their_users_and_the_starters_own_first() -> None:
-    work = StoreIO(MemoryStore(uuid.uuid4().hex), lambda _: None, threads=0)
+    work = StoreIO(MemoryStore(), lambda _: None, threads=0)
     order: list[str] = []
     for user, count in (("ann", 4), ("bob", 2), ("", 2), ("cyd", 1)):
         for number in range(count):
@@ -270,7 +269,7 @@ def test_who_writes_to_a_file_server_that_hangs_holds_some_threads_and_others_go
 
 
 def test_what_waits_for_the_store_is_tried_again_also_where_all_other_threads_hang() -> None:
-    store = MemoryStore(uuid.uuid4().hex)
+    store = MemoryStore()
     work = Work(store, threads=1)
     gate, begun, is_away, done = threading.Event(), threading.Event(), [True], list[bytes]()
 
@@ -295,7 +294,7 @@ def test_what_waits_for_the_store_is_tried_again_also_where_all_other_threads_ha
 
 
 def test_what_work_needs_is_fetched_once_and_absence_is_told(tmp_path: Path) -> None:
-    store = MemoryStore(uuid.uuid4().hex)
+    store = MemoryStore()
     store.put("small", b"s")
     store.put("large", b"l" * (MAX_INLINE_FUNCTION + 1))
     work = Work(store, threads=2)
@@ -317,7 +316,7 @@ def test_what_work_needs_is_fetched_once_and_absence_is_told(tmp_path: Path) -> 
 
 
 def test_files_that_no_work_needs_any_more_are_removed_by_their_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    store = MemoryStore(uuid.uuid4().hex)
+    store = MemoryStore()
     for number in range(5):
         store.put(f"m{number}", bytes([number]) * 100_000)
     work = Work(store, threads=2)

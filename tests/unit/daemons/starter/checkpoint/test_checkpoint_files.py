@@ -102,7 +102,7 @@ def contents(home: Path) -> dict[str, tuple[int, object]]:
 
 
 def test_what_is_packed_comes_back_as_it_was_without_what_leads_out(tmp_path: Path) -> None:
-    home, store = a_tree(tmp_path / "a"), MemoryStore("")
+    home, store = a_tree(tmp_path / "a"), MemoryStore()
     listing = files.scan(home, None)
     assert sorted(listing.left_out) == ["out", "pipe", "up"]
     mine = part(home, store)
@@ -119,7 +119,7 @@ def test_what_is_packed_comes_back_as_it_was_without_what_leads_out(tmp_path: Pa
 
 
 def test_what_its_owner_may_not_read_is_told_before_a_job_is_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    home, store = a_tree(tmp_path / "a"), MemoryStore("")
+    home, store = a_tree(tmp_path / "a"), MemoryStore()
     os.chmod(home / "script", 0o200)
     if not os.geteuid():  # root may read everything
         os.chown(home / "script", 4711, -1)
@@ -132,7 +132,7 @@ def test_what_its_owner_may_not_read_is_told_before_a_job_is_stopped(tmp_path: P
 
 
 def test_an_unchanged_file_is_stored_once(tmp_path: Path) -> None:
-    home, store = a_tree(tmp_path / "a"), MemoryStore("")
+    home, store = a_tree(tmp_path / "a"), MemoryStore()
     mine = part(home, store)
     save(store, mine.collect(stop=True, max_bytes=1 << 30), 1, 1)
     before = store.usage(keys.checkpoints_of(42))[1]
@@ -142,7 +142,7 @@ def test_an_unchanged_file_is_stored_once(tmp_path: Path) -> None:
 
 
 def test_two_are_kept_with_what_they_need_and_nothing_of_a_later_attempt_is_touched(tmp_path: Path) -> None:
-    home, store = tmp_path / "a", MemoryStore("")
+    home, store = tmp_path / "a", MemoryStore()
     home.mkdir()
     mine, later = part(home, store), part(home, store, attempt=2)
     for n in range(1, 5):
@@ -230,7 +230,7 @@ def test_what_nobody_can_read_pushes_out_nothing_and_keys_of_nothing_stop_nobody
 
 
 def test_no_piece_and_no_list_is_stored_that_nobody_would_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    home, there, store = tmp_path / "a", tmp_path / "b", MemoryStore("")
+    home, there, store = tmp_path / "a", tmp_path / "b", MemoryStore()
     home.mkdir()
     there.mkdir()
     sizes = {"a": files.SMALL_BYTES, "b": files.PIECE_BYTES - files.SMALL_BYTES - 1, "grows": 9}
@@ -252,7 +252,7 @@ def test_no_piece_and_no_list_is_stored_that_nobody_would_read(tmp_path: Path, m
 
 
 def test_too_much_and_what_changes_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    home, store = tmp_path / "a", MemoryStore("")
+    home, store = tmp_path / "a", MemoryStore()
     home.mkdir()
     (home / "file").write_text("x" * 101)
     with pytest.raises(ValueTooLarge, match="have 101 bytes, at most 100 bytes"):
@@ -356,7 +356,7 @@ class Job:
     """The directory of a job, and its checkpoints."""
 
     def __init__(self, tmp_path: Path, mine: Seals, sub: int = 42) -> None:
-        self.store = MemoryStore("")
+        self.store = MemoryStore()
         self.seals = mine
         self.sub = sub
         self.home = tmp_path / f"job-{sub}"

@@ -12,7 +12,6 @@ import resource
 import shutil
 import tarfile
 import threading
-import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -350,7 +349,7 @@ class Counting(MemoryStore):
     """A store that counts what is fetched, and may be away."""
 
     def __init__(self) -> None:
-        super().__init__(uuid.uuid4().hex)
+        super().__init__()
         self.streams = 0
         self.away = 0
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import threading
-import uuid
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -35,7 +34,7 @@ from tests.harness.memory_store import MemoryStore
 
 @pytest.fixture
 def store() -> MemoryStore:
-    return MemoryStore(uuid.uuid4().hex)
+    return MemoryStore()
 
 
 def a_block(count: int = 2, **data: object) -> ClaimedBlock:
@@ -291,7 +290,7 @@ class Counting(MemoryStore):
     """Counts writes, which wait for the gate; refuses the keys that it is told to."""
 
     def __init__(self) -> None:
-        super().__init__(uuid.uuid4().hex)
+        super().__init__()
         self.gate = threading.Event()
         self.gate.set()
         self.calls: list[int] = []

@@ -6,7 +6,6 @@ import hashlib
 import io
 import tarfile
 import threading
-import uuid
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -68,7 +67,7 @@ class Gated(MemoryStore):
     """A store whose values come once their gate is open; it counts them."""
 
     def __init__(self) -> None:
-        super().__init__(uuid.uuid4().hex)
+        super().__init__()
         self.gate = threading.Event()
         self.gate.set()
         self.streams = self.heads = 0
@@ -282,7 +281,7 @@ def test_the_room_counts_each_inode_once_and_gives_nothing_that_it_has_not(tmp_p
 
 
 def test_a_value_that_grows_after_it_was_looked_at_takes_room_for_what_it_is(tmp_path: Path) -> None:
-    store, room, path = MemoryStore(uuid.uuid4().hex), StagingRoom(20 * MIB), tmp_path / "file"
+    store, room, path = MemoryStore(), StagingRoom(20 * MIB), tmp_path / "file"
     share = StagingShare(room, Wish(), "task 1_0", "ann")
     store.put(keys.named("in"), bytes(8 * MIB))
     share.making(1000)
@@ -294,7 +293,7 @@ def test_a_value_that_grows_after_it_was_looked_at_takes_room_for_what_it_is(tmp
 
 
 def test_an_input_that_was_replaced_by_a_larger_one_takes_room_for_what_it_is(tmp_path: Path) -> None:
-    store, room = MemoryStore(uuid.uuid4().hex), StagingRoom(20 * MIB)
+    store, room = MemoryStore(), StagingRoom(20 * MIB)
     store.put(keys.named("in"), bytes(8 * MIB))
     files = TaskFiles(Inputs(None), Uploads(tmp_path / "uploads", room=room), tmp_path / "stage", None)
     block = claimed(a_key(), record=a_record())
@@ -314,7 +313,7 @@ class World:
     """A node without threads, a store, and users of a secured or open cluster."""
 
     def __init__(self, *, secured: bool) -> None:
-        self.store = MemoryStore("")
+        self.store = MemoryStore()
         self.coordinator = MemoryCoordinator(MemoryTree())
         self.coordinator.ensure(["/", paths.IDENTITIES, paths.REVOKED])
         self.secured = secured
@@ -511,7 +510,7 @@ class Counting(MemoryStore):
     """Counts what is read; one key may be damaged."""
 
     def __init__(self) -> None:
-        super().__init__(uuid.uuid4().hex)
+        super().__init__()
         self.trips = 0
         self.read: list[str] = []
         self.damaged = ""
