@@ -33,6 +33,8 @@ _FLAGS = {"-l": "label", "--label": "label", "-K": "kill", "--kill-on-bad-exit":
 #: Variables for two nodes on one machine (`rmgr dev`): Open MPI 4 names the shared memory of a node's ranks, and its files, after the
 #: machine, and crashes. So only one node has such memory; tests/integration/starter/test_starter_ranks.py would fail without this.
 _ON_ONE_MACHINE = {"OMPI_MCA_btl": "self,tcp", "OMPI_MCA_orte_tmpdir_base": "{directory}"}
+#: Variables that mpirun's daemons on other nodes do not get. Nor RMGR_RESOURCES: their ranks get everything that the job has there.
+_OF_MPIRUN = ("OMPI_", "PMIX_", "PMI_", "PRTE_", "RMGR_RESOURCES")
 _CHUNK = 64 * 1024
 
 
@@ -417,13 +419,15 @@ def run(
 
 
 def agent(words: Sequence[str]) -> int:
-    """Runs NODE CMD... as ssh would: CMD goes to a shell there. Variables that mpirun has set for itself stay here."""
+    """Runs NODE CMD... as ssh would: CMD goes to a shell there. Variables that mpirun has set for itself stay here.
+
+    A daemon of mpirun's stays in the foreground: when it goes, its part of the job has ended.
+    """
     if len(words) < 2:
         raise NotInJob("rmgr agent NODE CMD...")
-    node, argv = words[0], ["/bin/sh", "-c", " ".join(words[1:])]
+    node, argv = words[0], ["/bin/sh", "-c", " ".join(word for word in words[1:] if word != "--daemonize")]
     place = OwnAllocation.of(os.environ)
-    # nor RMGR_RESOURCES: mpirun starts ranks of its own, which get everything that the job has on that node
-    plain = {name: value for name, value in os.environ.items() if not name.startswith(("OMPI_", "PMIX_", "PMI_", "RMGR_RESOURCES"))}
+    plain = {name: value for name, value in os.environ.items() if not name.startswith(_OF_MPIRUN)}
     return Launch(place, argv, [(node, 0, 1)], environ=plain, binds=False).run()
 
 

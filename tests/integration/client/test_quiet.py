@@ -19,7 +19,8 @@ pytestmark = pytest.mark.usefixtures("live")
 
 #: Configures logging as applications do, and forks while calls are under way: by itself and through `subprocess`.
 PROGRAM = """
-import logging, multiprocessing, os, subprocess, sys, threading, time
+import logging, multiprocessing, os, subprocess, sys, threading, time, warnings
+warnings.filterwarnings("ignore", "This process .* is multi-threaded, use of fork", DeprecationWarning)  # Python's own, since 3.12
 logging.basicConfig(level=logging.INFO)
 import rmgr
 

@@ -281,6 +281,10 @@ class Jobs:
             "OMPI_MCA_plm_rsh_no_tree_spawn": "1",
             "OMPI_MCA_orte_leave_session_attached": "1",
             "OMPI_MCA_orte_default_hostfile": str(hosts),
+            # Open MPI 5 (PRRTE), likewise; the agent keeps its daemons in the foreground.
+            "PRTE_MCA_plm_ssh_agent": str(place / "rmgr-agent"),
+            "PRTE_MCA_plm_ssh_no_tree_spawn": "1",
+            "PRTE_MCA_prte_default_hostfile": str(hosts),
         }
         path = shape.environ.get("PATH") or self._node.lanes.runner.environ.get("PATH", os.defpath)
         variables["PATH"] = f"{place / 'bin'}{os.pathsep}{path}"
@@ -291,9 +295,11 @@ class Jobs:
             variables["RMGR_KILL_ON_BAD_EXIT"] = "1"
         if rigid is not None and rigid.launch:
             variables["RMGR_LAUNCH"] = rigid.launch
+        # By the kernel's routes, Open MPI 5 finds no way from a machine to itself: nodes of one machine, as those of `rmgr dev`.
+        given = {"OMP_NUM_THREADS": threads, "OMPI_MCA_reachable": "weighted"}
         # Work that takes turns is limited by its served time, which only the turner knows.
         limit_us = 0 if allocation.gang else shape.limit_us
-        return msgspec.structs.replace(shape, environ={"OMP_NUM_THREADS": threads} | shape.environ | variables, limit_us=limit_us)
+        return msgspec.structs.replace(shape, environ=given | shape.environ | variables, limit_us=limit_us)
 
     def _place(self, block: ClaimedBlock) -> Path:
         """Returns its private directory, with the host file; without helpers, a link to a directory shared by all such jobs."""
