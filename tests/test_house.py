@@ -262,6 +262,7 @@ def test_znode_paths_are_spelt_in_one_file() -> None:
 # -- generated -------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.skipif(sys.version_info >= (3, 14), reason="grpcio-tools for the oldest protobuf is not made for this Python")
 def test_the_committed_stubs_are_what_the_contracts_generate(tmp_path: Path) -> None:
     script = ["bash", str(ROOT / "deploy" / "gen_protos.sh"), str(tmp_path)]
     generated = subprocess.run(
