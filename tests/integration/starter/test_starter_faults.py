@@ -19,9 +19,10 @@ from rmgr.model import frames, stream
 from rmgr.model.block import BlockKey
 from rmgr.model.node import EpochRecord, NodeRecord
 from rmgr.model.states import Reason, State
-from rmgr.model.submission import Command, OnDisconnect
+from rmgr.model.submission import Command, OnDisconnect, PythonEnvironment
 from tests.harness import ended_sessions
 from tests.harness.fair_time import FairTimer
+from tests.harness.hanging import hanging
 from tests.harness.metric_rows import value_of
 from tests.harness.proxy import Proxy
 from tests.harness.starter_rig import Rig, Running, call
@@ -368,6 +369,20 @@ def test_a_full_disk_drains_the_node_and_space_brings_it_back(rig: Rig, monkeypa
         rig.outcomes(number, 1, 0.5)
     monkeypatch.undo()
     rig.outcomes(number, 1)
+
+
+def test_an_interpreter_on_a_file_server_that_hangs_holds_up_its_own_work_only(rig: Rig, tmp_path: Path) -> None:
+    rig.start()
+    rig.wait_registered()
+    with hanging(tmp_path / "server"):
+        stuck = rig.submit(lambda: 1, [call()], python=PythonEnvironment(python=str(tmp_path / "server/bin/python")))
+        eventually(lambda: not rig.pending(), "it was claimed")
+        for _ in range(3):
+            rig.outcomes(rig.submit(lambda: 2, [call()]), 1)
+        with pytest.raises(AssertionError):
+            rig.outcomes(stuck, 1, 0.5)
+    (outcome,) = rig.outcomes(stuck, 1).values()
+    assert outcome.reason is Reason.START_FAILED
 
 
 def test_what_cannot_be_handed_to_a_worker_ends_alone_and_says_why(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -198,6 +198,8 @@ class Fetcher:
         self.files: Fetched[KeptFile] = Fetched(io, self._file, keep=512)
         #: store key -> arguments of a block
         self.rows: Fetched[Arguments] = Fetched(io, self._row, keep=8)
+        #: "<moment>:<path>" -> whether that program can be executed; on a thread, since it may be on a file server that does not answer
+        self.programs: Fetched[bool] = Fetched(io, lambda _store, key: os.access(key.partition(":")[2], os.X_OK), keep=256)
         self.uploads = Uploads(directory / "uploads", room=room)
 
     def content(self, key: str, most: int, user: str = "") -> bytes | FetchFailure | None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import math
 import os
 import stat
 import threading
@@ -26,7 +25,6 @@ _PACE_S = 0.05
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 #: For the directories on the way: they may be passed and not read.
 _PASS = _DIRECTORY | getattr(os, "O_PATH", 0)
-_EVERY_S = 2.0
 #: With less free space than this, or than this share of the file system, the node takes no work until twice as much is free.
 _LOW_BYTES, _LOW_SHARE = 64 * 1024 * 1024, 0.05
 
@@ -161,42 +159,35 @@ def _put_aside(name: str, fd: int) -> None:
 
 
 class DiskWatch:
-    """Checks one directory now and then. mend: makes again what was removed; may raise OSError."""
+    """Looks at one directory, and knows how much room its file system had then (bytes, 0 = not known). A look may hang: see `Outlook`.
+
+    mend: makes again what was removed; may raise OSError.
+    """
 
     def __init__(self, directory: Path, mend: Callable[[], object] = lambda: None) -> None:
-        self._directory = directory
+        self.directory = directory
+        self.free_bytes = self.total_bytes = 0  #: free for ordinary users; at the last look
         self._mend = mend
-        self._next_s = -math.inf
-        self._why = ""
+        self._is_bad = False
 
-    @property
-    def free_bytes(self) -> int:
-        """Bytes free for ordinary users, 0 if unknown."""
-        try:
-            found = os.statvfs(self._directory)
-        except OSError:
-            return 0
-        return found.f_bavail * found.f_frsize
-
-    def look(self, now_s: float) -> str:
-        """Returns why no work should be taken, "" when all is well. Cost: a small write every two seconds."""
-        if now_s < self._next_s:
-            return self._why
-        self._next_s = now_s + _EVERY_S
-        self._why = self._check(2 if self._why else 1)
-        return self._why
+    def look(self) -> str:
+        """Returns why no work should be taken, "" when all is well. Cost: a small write. One thread at a time."""
+        why = self._check(2 if self._is_bad else 1)
+        self._is_bad = bool(why)
+        return why
 
     def _check(self, factor: int) -> str:
         try:
             self._mend()
-            found = os.statvfs(self._directory)
-            low = min(_LOW_BYTES, int(found.f_blocks * found.f_frsize * _LOW_SHARE)) * factor
-            free = found.f_bavail * found.f_frsize
-            if free < low:
-                return f"the work directory {self._directory} is full ({format_size(free)} free)"
-            probe = self._directory / ".probe"
+            found = os.statvfs(self.directory)
+            self.free_bytes, self.total_bytes = found.f_bavail * found.f_frsize, found.f_blocks * found.f_frsize
+            low = min(_LOW_BYTES, int(self.total_bytes * _LOW_SHARE)) * factor
+            if self.free_bytes < low:
+                return f"the work directory {self.directory} is full ({format_size(self.free_bytes)} free)"
+            probe = self.directory / ".probe"
             probe.write_bytes(b"x" * 4096)
             probe.unlink()
         except OSError as error:
-            return f"the work directory {self._directory} cannot be written: {error.strerror or error}"
+            self.free_bytes = 0
+            return f"the work directory {self.directory} cannot be written: {error.strerror or error}"
         return ""

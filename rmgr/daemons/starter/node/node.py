@@ -7,7 +7,6 @@ Owned by the Starter's one thread. `settle` is level-triggered: it looks at ever
 from __future__ import annotations
 
 import math
-import shutil
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -463,8 +462,8 @@ class Shared:
         self.times = TaskTimes()
         self.turns: defaultdict[str, Turns] = defaultdict(Turns)
         self.caps = Caps()
-        self.metrics.disk_bytes.set_function(lambda: shutil.disk_usage(directory).total)
-        self.metrics.disk_free_bytes.set_function(lambda: shutil.disk_usage(directory).free)
+        self.metrics.disk_bytes.set_function(lambda: self.disk.total_bytes)
+        self.metrics.disk_free_bytes.set_function(lambda: self.disk.free_bytes)
         self.metrics.staged_bytes.set_function(lambda: self.room.used_bytes)
         self.metrics.values_bytes.set_function(self._held_bytes)
 

@@ -6,11 +6,13 @@ otherwise and not published.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import stat
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,7 +25,7 @@ from rmgr.daemons.starter.core.io import on_thread
 from rmgr.errors import RmgrError
 from rmgr.model.node import Drain, Trouble, TroubleKind
 from rmgr.model.states import Reason
-from rmgr.model.units import format_size
+from rmgr.model.units import format_duration, format_size
 from rmgr.runner.host import home
 from rmgr.runtime import machine
 from rmgr.runtime.story import Pause, Story
@@ -40,8 +42,10 @@ _KINDS = (
 )  # fmt: skip
 #: Pause after a refused commit (an older tree has no place for troubles), and between two wordings of the same trouble.
 _RETRY_S, _REWORD_S = 5.0, 30.0
-#: How often the package is looked for (s).
-_LOOK_S = 1.0
+#: Pauses between two looks at the package, and at the disk.
+_PACKAGE_S, _DISK_S = 1.0, 2.0
+#: A look that has not ended after this time hangs; the loop itself waits for it no longer than the second.
+HANGS_S, _PROMPT_S = 10.0, 0.1
 _LONGEST = 1000
 _MOST_USERS = 32
 #: The node is drained when inputs have waited for the store this long.
@@ -163,6 +167,42 @@ def _are_alike(one: Trouble, other: Trouble) -> bool:
 # again when none is left.
 
 
+class Outlook:
+    """A look at a file system, now and then, on a thread of its own: a file server that is dead lets it hang for ever. Owner's thread.
+
+    look: returns what is wrong there, "" if nothing is. place: what it looks at, for people. every_s: least pause between two looks.
+    """
+
+    def __init__(self, look: Callable[[], str], *, place: str, every_s: float) -> None:
+        self._look, self._place, self._every_s = look, place, every_s
+        self._answer: Future[str] | None = None
+        self._begun_s = -math.inf
+        self._why = ""
+        self._hangs = False
+
+    def why(self, now_s: float) -> str:
+        """Returns what the last look found, or that it hangs. Cost: a thread for each look; waits for it 0.1 s at most."""
+        if self._answer is None and now_s - self._begun_s >= self._every_s:
+            with contextlib.suppress(RuntimeError):  # no thread can be started: the next call tries again
+                self._answer = on_thread(self._look, "look")
+                self._begun_s = now_s
+                self._wait()
+        elif self._answer is not None and not self._hangs and now_s - self._begun_s >= HANGS_S:
+            self._wait()  # this process may have stood still
+            self._hangs = not self._answer.done()
+        if self._answer is not None and self._answer.done():
+            self._why, self._hangs, self._answer = self._answer.result(), False, None
+        elif self._hangs:
+            self._why = f"{self._place} has not answered for {format_duration(HANGS_S)}: its file system hangs; is a file server away?"
+        return self._why
+
+    def _wait(self) -> None:
+        assert self._answer is not None
+        if not self._answer.done():
+            with contextlib.suppress(TimeoutError):
+                machine.result(self._answer, _PROMPT_S)
+
+
 class Drains:
     """Drains the nodes of one Starter, and resumes them."""
 
@@ -170,16 +210,17 @@ class Drains:
         self._shared = shared
         self._nodes = shared.agents.values()
         self._log = shared.log
-        self._no_package, self._next_look_s = "", -math.inf
+        self._disk = Outlook(shared.disk.look, place=f"the work directory {shared.disk.directory}", every_s=_DISK_S)
+        self._package = Outlook(_package_trouble, place=f"the package in {home.ROOT}", every_s=_PACKAGE_S)
 
     def settle(self, now_s: float) -> None:
         """Checks the disk, the store, ZooKeeper's quotas, the clock, the certificate and the package."""
-        self._set("disk", self._shared.disk.look(now_s), over="there is room on the disk again")
+        self._set("disk", self._disk.why(now_s), over="there is room on the disk again")
         self._set("store", self._store_trouble(now_s), over="the data store answers again")
         full, gate = self._shared.committer.over_quota, self._shared.gate
         self._set(TroubleKind.QUOTA, f"its commits wait: {full}" if full else "", over="ZooKeeper takes its commits")
         self._set(TroubleKind.TRUST, gate.fault(now_s) if gate is not None else "", over="it judges and signs work")
-        self._set(TroubleKind.OTHER, self._package_trouble(now_s), over="rmgr is there again")
+        self._set(TroubleKind.OTHER, self._package.why(now_s), over="rmgr is there again")
 
     def ordered(self, node: NodeAgent, found: Stamped | None) -> None:
         """Drains or resumes the node as an operator has ordered."""
@@ -208,20 +249,6 @@ class Drains:
             return "the data store does not answer, so inputs of work cannot be read"
         return ""
 
-    def _package_trouble(self, now_s: float) -> str:
-        """Returns that rmgr was removed, or cannot be reached, "" if it was there within the last second: without it no slot opens, and
-        calls do not load."""
-        if now_s >= self._next_look_s:
-            self._next_look_s = now_s + _LOOK_S
-            try:
-                os.stat(home.source("rmgr.runner.spawner"))
-                self._no_package = ""
-            except (FileNotFoundError, NotADirectoryError):
-                self._no_package = f"rmgr was removed from {home.ROOT}: install it there, or restart the Starter elsewhere"
-            except OSError as error:  # a server of files that is away, or rights that have changed
-                self._no_package = f"the package in {home.ROOT} cannot be read: {error.strerror or error}"
-        return self._no_package
-
     def _set(self, who: str, why: str, *, over: str) -> None:
         for node in self._nodes:
             if why and who not in node.drains:
@@ -229,6 +256,17 @@ class Drains:
                 node.drains[who] = why
             elif not why and node.drains.pop(who, None) is not None:
                 self._log.info("node_resumed", node=node.name, why=over)
+
+
+def _package_trouble() -> str:
+    """Returns that rmgr was removed, or cannot be reached, "" if it is there: without it no slot opens, and calls do not load."""
+    try:
+        os.stat(home.source("rmgr.runner.spawner"))
+    except (FileNotFoundError, NotADirectoryError):
+        return f"rmgr was removed from {home.ROOT}: install it there, or restart the Starter elsewhere"
+    except OSError as error:  # a server of files that is away, or rights that have changed
+        return f"the package in {home.ROOT} cannot be read: {error.strerror or error}"
+    return ""
 
 
 # -- failures of the node itself -------------------------------------------------------------------------------------------

@@ -135,7 +135,7 @@ class Accounts:
                 return None
             del self._barred[user]
         fresh_s = _REFUSED_S if user in self.refused else _FRESH_S
-        found = self._found.get(f"{user}\0{fresh_s:g}.{int(self._clock() / fresh_s)}.{self._looks}")
+        found = self._found.get(f"{user}\0{fresh_s:g}.{int(self._clock() / fresh_s)}.{self._looks}", user)
         if found is None:
             return None
         self._met.add(user)
@@ -192,7 +192,7 @@ class Accounts:
     def python(self, account: Account, path: str) -> str | None:
         """Returns what keeps the account from an interpreter chosen by its user, "" if nothing does, None while it is checked."""
         self._who[f"{account.uid}"] = account
-        found = self._pythons.get(f"{account.uid}\0{path}\0{int(self._clock() / _FRESH_S)}")
+        found = self._pythons.get(f"{account.uid}\0{path}\0{int(self._clock() / _FRESH_S)}", account.name)
         return found.error if isinstance(found, FetchFailure) else found
 
     def _look_at_python(self, _store: Store, key: str) -> str:

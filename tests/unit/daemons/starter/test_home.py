@@ -127,7 +127,7 @@ def test_a_directory_above_it_that_has_become_somebody_elses_is_refused_and_said
     shutil.rmtree(root.parent)
     root.parent.mkdir()
     os.chown(root.parent, 12345, 12345)
-    why = DiskWatch(root, home.mend).look(0.0)
+    why = DiskWatch(root, home.mend).look()
     assert "belongs to uid 12345" in why
     assert "--work-dir" in why
     assert not home.look(), "and no file is looked for there"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import threading
+import time
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,11 +16,15 @@ import structlog
 
 from rmgr.config import StarterConfig
 from rmgr.coord.protocol.records import encode_record
+from rmgr.daemons.starter.core.home import DiskWatch
 from rmgr.daemons.starter.core.uploads import NoRoom, StagingRoom
+from rmgr.daemons.starter.node import trouble
 from rmgr.daemons.starter.node.trouble import MAX_DEPTH, MAX_THINGS, DiskCaps, Drains, Use, count, excess, given
 from rmgr.errors import ValueTooLarge
 from rmgr.model.node import Drain, TroubleKind
 from rmgr.runner.host import home
+from tests.harness.hanging import hanging
+from tests.harness.waiting import eventually
 
 
 @dataclass
@@ -37,8 +42,9 @@ class World:
     starved_since_s: float | None = None
     down_since_s: float | None = None
     over_quota: str = ""
+    directory: Path = Path("/there")
 
-    def look(self, _now_s: float) -> str:
+    def look(self) -> str:
         return self.why
 
 
@@ -52,9 +58,9 @@ def made() -> tuple[World, list[Node], Drains]:
     return world, nodes, drains_of(world, nodes)
 
 
-def drains_of(world: World, nodes: list[Node], gate: Any = None) -> Drains:
+def drains_of(world: World, nodes: list[Node], gate: Any = None, disk: Any = None) -> Drains:
     shared: Any = SimpleNamespace(
-        agents={node.name: node for node in nodes}, disk=world, io=world, committer=world, gate=gate,
+        agents={node.name: node for node in nodes}, disk=disk or world, io=world, committer=world, gate=gate,
         config=StarterConfig(spool_cap_bytes=100), log=structlog.get_logger(),
     )  # fmt: skip
     return Drains(shared)
@@ -77,7 +83,35 @@ def test_a_full_disk_drains_all_nodes_until_there_is_room() -> None:
     assert [node.drains for node in nodes] == [{"disk": "full"}] * 2
     world.why = ""
     drains.settle(1.0)
+    assert [node.drains for node in nodes] == [{"disk": "full"}] * 2, "looked at every two seconds"
+    drains.settle(2.0)
     assert [node.drains for node in nodes] == [{}, {}]
+
+
+def test_a_file_system_that_hangs_drains_all_nodes_and_holds_nobody_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    world, nodes, _ = made()
+    monkeypatch.setattr(trouble, "HANGS_S", 0.5)
+    place = tmp_path / "server"
+    with hanging(place):
+        monkeypatch.setattr(home, "ROOT", place)
+        disk: Any = DiskWatch(place)
+        drains = drains_of(world, nodes, disk=disk)
+        for _ in range(3):
+            begun_s = time.monotonic()
+            drains.settle(begun_s)
+            assert time.monotonic() - begun_s < 5
+            assert [node.drains for node in nodes] == [{}, {}], "it may only be slow"
+        time.sleep(0.5)
+        drains.settle(time.monotonic())
+        told = f"{place} has not answered for 500ms: its file system hangs; is a file server away?"
+        assert nodes[0].drains == nodes[1].drains == {"disk": f"the work directory {told}", TroubleKind.OTHER: f"the package in {told}"}
+    monkeypatch.undo()
+
+    def is_over() -> bool:
+        drains.settle(time.monotonic())
+        return not nodes[0].drains
+
+    eventually(is_over, lambda: nodes[0].drains)
 
 
 def test_a_clock_that_would_refuse_work_drains_all_nodes_until_it_is_right() -> None:
@@ -151,7 +185,7 @@ def test_an_operators_drain_is_the_nodes_own_and_outlasts_the_others() -> None:
     world.why = "full"
     drains.settle(0.0)
     world.why = ""
-    drains.settle(1.0)
+    drains.settle(2.0)
     assert (first.drains, second.drains) == ({"operator": "new memory"}, {})
     drains.ordered(first, None)
     assert first.drains == {}
