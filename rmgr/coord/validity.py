@@ -509,6 +509,7 @@ BOOK.add(
     endpoint=WORD,
     host=WORD,
     pid=_PID,
+    born=WORD,
     registered_us=SPAN,
     reason=LINE,
     version=WORD,

@@ -37,6 +37,7 @@ class NodeRecord:
     endpoint: str = ""  #: gRPC host:port of its Starter
     host: str = ""
     pid: int = 0
+    born: str = ""  #: identifies the start of that process on its host, whatever its clock says; "" = not known
     registered_us: int = 0
     reason: str = ""  #: why it was fenced
     version: str = ""  #: rmgr version of the Starter

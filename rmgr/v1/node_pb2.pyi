@@ -183,13 +183,13 @@ class LaunchChunk(_message.Message):
     def __init__(self, node: _Optional[str] = ..., hold: _Optional[str] = ..., data: _Optional[bytes] = ...) -> None: ...
 
 class CheckpointRequest(_message.Message):
-    __slots__ = ("node", "hold", "step", "number", "stop", "deadline_us", "max_bytes", "row")
+    __slots__ = ("node", "hold", "step", "number", "stop", "left_us", "max_bytes", "row")
     NODE_FIELD_NUMBER: _ClassVar[int]
     HOLD_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     STOP_FIELD_NUMBER: _ClassVar[int]
-    DEADLINE_US_FIELD_NUMBER: _ClassVar[int]
+    LEFT_US_FIELD_NUMBER: _ClassVar[int]
     MAX_BYTES_FIELD_NUMBER: _ClassVar[int]
     ROW_FIELD_NUMBER: _ClassVar[int]
     node: str
@@ -197,10 +197,10 @@ class CheckpointRequest(_message.Message):
     step: str
     number: int
     stop: bool
-    deadline_us: int
+    left_us: int
     max_bytes: int
     row: str
-    def __init__(self, node: _Optional[str] = ..., hold: _Optional[str] = ..., step: _Optional[str] = ..., number: _Optional[int] = ..., stop: bool = ..., deadline_us: _Optional[int] = ..., max_bytes: _Optional[int] = ..., row: _Optional[str] = ...) -> None: ...
+    def __init__(self, node: _Optional[str] = ..., hold: _Optional[str] = ..., step: _Optional[str] = ..., number: _Optional[int] = ..., stop: bool = ..., left_us: _Optional[int] = ..., max_bytes: _Optional[int] = ..., row: _Optional[str] = ...) -> None: ...
 
 class CheckpointReply(_message.Message):
     __slots__ = ("size_bytes", "row")

@@ -31,7 +31,7 @@ class Step:
     step: str
     number: int = 0
     stop: bool = False
-    deadline_us: int = 0
+    left_us: int = 0
     max_bytes: int = 0
     row: str = ""
 

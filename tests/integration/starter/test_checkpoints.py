@@ -6,12 +6,14 @@ Every program counts: it restores its step, writes each new one into a ledger ou
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import pickle
 import shlex
 import signal
 import subprocess
 import sys
+import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -662,8 +664,11 @@ def test_what_is_left_of_a_part_is_ended_and_others_are_not(family: Family) -> N
 
 
 def test_a_request_is_whole_and_an_answer_that_makes_no_sense_is_none(tmp_path: Path) -> None:
-    asking.write_request(tmp_path, None, number=3, stop=True, deadline_us=5_500_000)
-    assert (tmp_path / ".rmgr" / "request").read_text() == '{"deadline":5.5,"number":3,"stop":true}'
+    begun_s = time.time()
+    asking.write_request(tmp_path, None, number=3, stop=True, left_us=5_500_000)
+    told = json.loads((tmp_path / ".rmgr" / "request").read_text())
+    assert begun_s + 5.5 <= told.pop("deadline") + 0.001 <= time.time() + 5.502
+    assert told == {"number": 3, "stop": True}
     assert (tmp_path / ".rmgr" / "number").read_text() == "3\n"
     assert (tmp_path / ".rmgr" / "stop").exists()
     assert asking.answered(tmp_path, None) == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import signal
 import time
@@ -20,6 +21,7 @@ from rmgr.model.block import BlockKey
 from rmgr.model.node import EpochRecord, NodeRecord
 from rmgr.model.states import Reason, State
 from rmgr.model.submission import Command, OnDisconnect, PythonEnvironment
+from rmgr.runtime import machine
 from tests.harness import ended_sessions
 from tests.harness.fair_time import FairTimer
 from tests.harness.hanging import hanging
@@ -189,6 +191,18 @@ def test_a_second_starter_of_the_same_name_is_refused(rig: Rig) -> None:
     assert f"node n1 is already served by pid {first.pid}" in rig.log_of("n1")
     number = rig.submit(lambda: 5)
     rig.outcomes(number, 1)
+    assert rig.record().incarnation == 1
+
+
+def test_a_second_starter_of_the_same_name_is_refused_whatever_became_of_the_clock(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    wall_us = machine.wall_us
+    with monkeypatch.context() as patch:
+        patch.setattr(machine, "wall_us", lambda: wall_us() - 30 * 86_400_000_000)
+        rig.start()
+        rig.wait_registered()
+    second = rig.spawn(options=["--work-dir", str(rig.directory / "other")])
+    assert second.wait(60) != 0
+    assert f"node n1 is already served by pid {os.getpid()}" in rig.log_of("n1")
     assert rig.record().incarnation == 1
 
 

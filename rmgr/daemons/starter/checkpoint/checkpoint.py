@@ -290,11 +290,11 @@ class Checkpoints:
     def _ask(self, case: OpenCheckpoint, own: directories.LocalPart, parts: list[directories.JobDirectory]) -> None:
         block, now_us = case.block, machine.wall_us()
         self._asked.add(block)
-        asked = directories.SaveRequest(number=case.number, stop=case.is_stop, deadline_us=now_us + case.grace_us)
+        asked = directories.SaveRequest(number=case.number, stop=case.is_stop, end_s=machine.monotonic() + case.grace_us / 1e6)
         lane = self.lane_of(block)
         if lane is not None:
             own.marker, own.spare = lane.slot.marker, (lane.slot.pid,)
-        saving = f"asked at {utc(now_us)} ({case.why or 'stop'}), has until {utc(asked.deadline_us)}"
+        saving = f"asked at {utc(now_us)} ({case.why or 'stop'}), has until {utc(now_us + case.grace_us)}"
         self._node.notes.tell(block, "", stopping=(case.why or "stop") if case.is_stop else None, saving=saving)
         if case.is_stop:
             self._node.jobs.let_go(block, case.grace_us + KILL_US)
@@ -325,7 +325,7 @@ class Checkpoints:
         while case.is_telling:  # a request is still being sent
             yield Pause(_LOOK_S)
         case.number = self.next_number(case.block)
-        asked = directories.SaveRequest(number=case.number, stop=False, deadline_us=machine.wall_us())
+        asked = directories.SaveRequest(number=case.number, stop=False, end_s=machine.monotonic())
         try:
             yield self.directories.background(lambda: directories.each(parts, lambda part: part.ask(asked)))
         except Exception as error:  # noqa: BLE001 - whatever it is, the job goes on

@@ -194,11 +194,15 @@ def _uid(block: ClaimedBlock) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SaveRequest:
-    """A request to save. number: as the program sees it."""
+    """A request to save. number: as the program sees it. end_s: until when it may answer (monotonic)."""
 
     number: int
     stop: bool
-    deadline_us: int
+    end_s: float
+
+    def left_us(self) -> int:
+        """Returns how long it may still take to answer: nodes have different clocks."""
+        return max(0, round((self.end_s - machine.monotonic()) * 1e6))
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -237,7 +241,7 @@ class LocalPart:
     def ask(self, asked: SaveRequest) -> None:
         """Tells each process there once, even if called several times."""
         if asked.number != self.number:
-            write_request(self.directory, self.account, number=asked.number, stop=asked.stop, deadline_us=asked.deadline_us)
+            write_request(self.directory, self.account, number=asked.number, stop=asked.stop, left_us=asked.left_us())
             self.number = asked.number
             self.told.clear()
         if self.marker:
@@ -285,7 +289,7 @@ class RemotePart:
         return self.stepped(Step(step="measure"))[0]
 
     def ask(self, asked: SaveRequest) -> None:
-        self.stepped(Step(step="ask", number=asked.number, stop=asked.stop, deadline_us=asked.deadline_us))
+        self.stepped(Step(step="ask", number=asked.number, stop=asked.stop, left_us=asked.left_us()))
 
     def collect(self, *, stop: bool, max_bytes: int) -> tuple[files.FileEntry, ...]:
         _, row = self.stepped(Step(step="collect", stop=stop, max_bytes=max_bytes), timeout_s=_LONG_S)
@@ -324,7 +328,7 @@ def answer(part: LocalPart, step: Step) -> tuple[int, str]:
         case "measure":
             return part.measure(), ""
         case "ask":
-            part.ask(SaveRequest(number=step.number, stop=step.stop, deadline_us=step.deadline_us))
+            part.ask(SaveRequest(number=step.number, stop=step.stop, end_s=machine.monotonic() + step.left_us / 1e6))
         case "collect":
             listed = files.encode_files(part.collect(stop=step.stop, max_bytes=step.max_bytes))
             digest = hashlib.sha256(listed).hexdigest()
@@ -367,9 +371,9 @@ def sentence(error: Exception) -> str:
 # skipped: they would pass the signal on to ranks that do not know it, and die of it.
 
 
-def write_request(directory: Path, account: Account | None, *, number: int, stop: bool, deadline_us: int) -> None:
-    """Writes the request, completely or not at all. Raises: OSError."""
-    told = json.dumps({"deadline": deadline_us / 1e6, "number": number, "stop": stop}, separators=(",", ":"))
+def write_request(directory: Path, account: Account | None, *, number: int, stop: bool, left_us: int) -> None:
+    """Writes the request, completely or not at all: its program has `left_us`, by this node's wall clock. Raises: OSError."""
+    told = json.dumps({"deadline": (machine.wall_us() + left_us) / 1e6, "number": number, "stop": stop}, separators=(",", ":"))
     control = directory / CONTROL
     with acting(account):
         control.mkdir(mode=0o700, exist_ok=True)

@@ -23,6 +23,7 @@ from typing import Any, TypeVar
 import msgspec
 import psutil
 
+from rmgr.adapters.host.leftovers import born
 from rmgr.coord import validity
 from rmgr.coord.decisions.liveness import STOPPED
 from rmgr.coord.ops import leader as leader_ops
@@ -70,8 +71,6 @@ _TIMEOUT_S, _POLL_S = 10.0, 0.1
 _LEAVE_S = 2.0
 #: How long beyond the session timeout the entry of a dead Starter may still stand (ticks of the server).
 _SLACK_S = 2.0
-#: Clock difference that still counts as "started before it registered".
-_CLOCK_SLACK_S = 2.0
 
 
 class Starter:
@@ -582,6 +581,7 @@ class Registry:
                 endpoint=self._identity.endpoint,
                 host=self._identity.host,
                 pid=self._identity.pid,
+                born=born(self._identity.pid) or "",
                 registered_us=now_us,
                 version=release().version,
                 protocol=release().protocol,
@@ -627,12 +627,9 @@ class Registry:
         for record in records:
             if record.guid in self._guids or record.state is NodeState.FENCED:
                 continue
-            if record.host == self._identity.host:
-                if not _lives(record):
-                    continue
-                certain = True
-            else:
-                certain = False
+            certain = record.host == self._identity.host and bool(record.born)
+            if certain and not _lives(record):
+                continue
             if alive is None:
                 names = self._wait(self._coordinator.children(paths.STARTERS)) or []
                 alive = {paths.entry_guid(name) for name in names}
@@ -749,10 +746,7 @@ class Registry:
 def _lives(record: NodeRecord) -> bool:
     """Returns whether the process that wrote the record lives on this host (its pid may belong to another process by now)."""
     try:
-        process = psutil.Process(record.pid)
-        if process.status() == psutil.STATUS_ZOMBIE:
-            return False
-        return process.create_time() <= record.registered_us / 1e6 + _CLOCK_SLACK_S
+        return born(record.pid) == record.born and psutil.Process(record.pid).status() != psutil.STATUS_ZOMBIE
     except psutil.Error:
         return False
 

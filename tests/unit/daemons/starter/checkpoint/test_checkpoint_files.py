@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import time
 from collections.abc import Callable
@@ -16,6 +17,7 @@ from unittest.mock import Mock
 import msgspec
 import pytest
 
+from rmgr.adapters.rpc.ranks import Step
 from rmgr.coord.protocol import keys
 from rmgr.coord.protocol.keys import Checkpoint
 from rmgr.coord.seal import CheckpointSeal
@@ -26,6 +28,7 @@ from rmgr.daemons.starter.checkpoint.directories import (
     LocalPart,
     RemotePart,
     RestoredCheckpoint,
+    SaveRequest,
     Untouched,
     answer,
     newest,
@@ -877,3 +880,12 @@ def test_periodic_checkpoints_of_a_job_that_shares_its_cores_count_served_time()
 def test_the_kind_is_what_was_asked(order: dict[str, str], kind: CheckpointKind) -> None:
     case = OpenCheckpoint(block=Mock(), number=1, why="", grace_us=0, made_us=0, kind=kind_of(order))
     assert (case.kind, case.is_stop, case.kills) == (kind, kind is not K.GO_ON, kind is K.PREEMPT)
+
+
+def test_every_node_tells_the_program_the_end_of_its_grace_by_its_own_clock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = SaveRequest(number=1, stop=True, end_s=machine.monotonic() + 30)
+    wall_us = machine.wall_us
+    monkeypatch.setattr(machine, "wall_us", lambda: wall_us() - 3_600_000_000)
+    assert answer(part(tmp_path, MemoryStore()), Step(step="ask", number=1, stop=True, left_us=asked.left_us())) == (0, "")
+    told = json.loads((tmp_path / ".rmgr" / "request").read_text())
+    assert told["deadline"] == pytest.approx(time.time() - 3600 + 30, abs=20)
