@@ -169,8 +169,7 @@ class CassandraStore(Store):
         seen = look(self._calls, wanted, deadline, doing)
         stamps = {key: self._clock.next_us(stamp) for key, (_, stamp) in seen.items()}
         live = {key: manifest for key, (manifest, _) in seen.items() if manifest is not None and manifest.is_live}
-        chunked = [self._journal.note(manifest.generation, key) for key, manifest in live.items() if manifest.generation is not None]
-        self._calls.all(chunked, deadline, doing)
+        self._note_gone([(key, manifest.generation) for key, manifest in live.items() if manifest.generation is not None], deadline, doing)
         self._calls.all(value_requests(dict.fromkeys(live, DELETED), stamps, 0), deadline, doing)
         listed = self._listed_only([key for key, (manifest, _) in seen.items() if manifest is None], deadline, doing)
         self._calls.all(index_requests(dict.fromkeys([*live, *listed], DELETED), stamps, 0), deadline, doing)
@@ -336,7 +335,7 @@ class CassandraStore(Store):
         is_at_once: bool,
     ) -> None:
         replaced = [(key, old.generation) for key, (old, _) in seen.items() if old is not None and old.generation is not None]
-        self._calls.all([self._journal.note(generation, key) for key, generation in replaced], deadline, doing)
+        self._note_gone(replaced, deadline, doing)
         stamps = {key: self._clock.next_us(seen.get(key, (None, None))[1]) for key in manifests}
         scopes, now_s = {schema.scope_of(key) for key in manifests}, time.monotonic()
         self._calls.all(self._register.requests(scopes, now_s), deadline, doing)
@@ -346,6 +345,11 @@ class CassandraStore(Store):
             return
         self._calls.all(index_requests(manifests, stamps, life.ttl_s), deadline, doing)
         self._calls.all(value_requests(manifests, stamps, life.ttl_s), deadline, doing)
+
+    def _note_gone(self, chunked: Sequence[tuple[str, UUID]], deadline: rules.CallDeadline, doing: str) -> None:
+        """Notes generations that nothing refers to once this call is over: a sweep before that would see them in use, and look no more."""
+        notes = [self._journal.note(generation, key, later_s=deadline.left_s()) for key, generation in chunked]
+        self._calls.all(notes, deadline, doing)
 
     def _seen(self, manifests: Mapping[str, ValueManifest], deadline: rules.CallDeadline, doing: str) -> Seen:
         """Returns what the writes must exceed: of keys whose value may change, and of large values, whose chunks are to be freed."""

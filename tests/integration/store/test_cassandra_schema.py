@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import pytest
 import structlog
@@ -15,7 +17,7 @@ from rmgr.adapters.cassandra.schema import CHUNKS_PER_PARTITION, MIGRATIONS, NEW
 from rmgr.adapters.cassandra.setup import init_store
 from rmgr.adapters.cassandra.store import CassandraStore
 from rmgr.adapters.cassandra.url import parse_url
-from rmgr.adapters.store_rules import CHUNK_BYTES, now_ms
+from rmgr.adapters.store_rules import CHUNK_BYTES, CallDeadline, now_ms
 from rmgr.adapters.stores import open_store
 from rmgr.coord.protocol.ports import Encoding, Store
 from rmgr.dev.cassandra import CassandraNode, missing_parts
@@ -182,6 +184,34 @@ def test_chunks_of_replaced_deleted_and_abandoned_values_are_freed_and_live_ones
     assert freed >= 3  # one that is noted twice, as written and as replaced, may be counted twice
     assert store.get("replaced") == (live, Encoding.RAW)
     assert store.sweep() == 0
+
+
+@pytest.mark.parametrize("change", ["replaced", "deleted"])
+def test_chunks_are_freed_although_a_sweep_came_before_their_slow_writer_was_ready(
+    change: str, store: CassandraStore, run: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.put("key", pattern(2 * CHUNK_BYTES, 1), timeout_s=3.0)
+    note = store._journal.note
+
+    def slow(generation: UUID, key: str, **how: Any) -> Any:
+        """After the old generation was noted, and before its value goes, hours pass and other sweeps look at all of them."""
+        store._calls.one(noted := note(generation, key, **how), CallDeadline(10.0), "note")
+        time.sleep(0.5)
+        store.sweep()
+        return noted
+
+    with monkeypatch.context() as patch:
+        patch.setattr(store._journal, "note", slow)
+        if change == "replaced":
+            store.put("key", pattern(CHUNK_BYTES + 1, 2), timeout_s=3.0)
+        else:
+            store.delete("key", timeout_s=3.0)
+
+    def are_freed() -> bool:
+        store.sweep()
+        return len([data for (data,) in run("SELECT data FROM {ks}.chunk") if data]) == 2 * (change == "replaced")
+
+    eventually(are_freed, within_s=20.0)
 
 
 def test_a_scope_without_keys_leaves_the_register_a_day_after_its_last_write(store: CassandraStore, run: Callable[..., Any]) -> None:
