@@ -12,13 +12,19 @@ from __future__ import annotations
 import gc
 import importlib
 import logging
+import resource
 import sys
 import types
 from importlib.machinery import PathFinder
 from typing import Any
 
+from rmgr.errors import ConfigError
+
 #: Allocations before a young collection, young ones before a middle one, middle ones before a full one.
 _THRESHOLDS = (20_000, 20, 50)
+
+#: A daemon with fewer descriptors would run out of them with its first work or clients.
+LEAST_FILES = 128
 
 #: 3.5 MiB of a daemon: the event loop, which structlog (26.1) and gRPC (1.71) import for their asynchronous halves, and those halves.
 UNUSED = (
@@ -75,6 +81,14 @@ def _spec(name: str) -> importlib.machinery.ModuleSpec | None:
             return None
         path = found.submodule_search_locations
     return found
+
+
+def check_descriptors() -> None:
+    """Raises ConfigError if this process may have too few open files and connections for a daemon."""
+    files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    if 0 <= files < LEAST_FILES:
+        how = "raise the limit: ulimit -n 65536, or LimitNOFILE= of its unit"
+        raise ConfigError(f"a daemon needs at least {LEAST_FILES} file descriptors, and may have {files} here", hint=how)
 
 
 def set_for_daemon() -> None:

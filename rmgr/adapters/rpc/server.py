@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import os
 import resource
 import socket
 import threading
@@ -239,7 +240,19 @@ class OwnVoice:
         self._channel: grpc.Channel | None = None
 
     def is_mute(self, timeout_s: float) -> bool:
-        """Returns whether a call was not answered within `timeout_s`, not even by a refusal. A failed connection counts as no evidence."""
+        """Returns whether a call was not answered within `timeout_s`, not even by a refusal. A failed connection counts as no evidence.
+
+        Also whether a new caller would get no answer, since no file descriptor is left for its connection: an error is logged.
+        """
+        try:
+            os.close(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
+        except OSError as error:
+            if error.errno in (errno.EMFILE, errno.ENFILE):
+                import structlog  # late: commands that ask a daemon import this module, and have no log
+
+                most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+                structlog.get_logger().error("no_descriptors", error=error.strerror, limit=most, hint="raise it: ulimit -n")
+                return True
         try:
             self._method(_NOBODYS)(b"", timeout=timeout_s)
         except grpc.RpcError as error:

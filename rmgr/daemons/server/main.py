@@ -34,7 +34,7 @@ from rmgr.runner.host import home
 from rmgr.runner.host.files import remove_tree
 from rmgr.runner.python import served
 from rmgr.runtime import machine
-from rmgr.runtime.interpreter import set_for_daemon
+from rmgr.runtime.interpreter import check_descriptors, set_for_daemon
 from rmgr.runtime.machine import Log
 from rmgr.runtime.mailbox import Mailbox, SignalMessages, run_loop
 from rmgr.runtime.secured import check_exposure, credentials_of
@@ -74,6 +74,7 @@ def run(config: Config, *, insecure: bool = False) -> int:
     """
     own = config.server
     notifier = Notifier.from_environment()  # first of all, so that no child process can notify in its name
+    check_descriptors()
     credentials = credentials_of(config, Role.SERVER)
     check_exposure(credentials, listen="127.0.0.1", metrics=own.metrics, insecure=insecure)
     name = check_name("server", own.name or socket.gethostname().partition(".")[0])

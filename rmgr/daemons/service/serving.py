@@ -28,6 +28,7 @@ from rmgr.model.identity import Identity, Role
 from rmgr.model.node import Meta
 from rmgr.model.units import format_duration
 from rmgr.runtime import machine
+from rmgr.runtime.interpreter import check_descriptors
 from rmgr.runtime.machine import Log
 from rmgr.runtime.mailbox import SignalMessages
 from rmgr.runtime.secured import check_exposure, credentials_of, open_trust, open_zookeeper
@@ -104,8 +105,9 @@ class DaemonShell:
         """Yields a shell with a connected session.
 
         Args: insecure: see `runtime.secured.check_exposure`. create: makes the store if it is a file. bound: to each line of the log.
-        Raises: NotConnected after `connect_timeout_s`; ConfigError, StoreUnavailable as `meet_store`.
+        Raises: NotConnected after `connect_timeout_s`; ConfigError, StoreUnavailable as `meet_store`; ConfigError as `check_descriptors`.
         """
+        check_descriptors()
         credentials = credentials_of(config, role)
         check_exposure(credentials, listen=own.listen, metrics=own.metrics, insecure=insecure)
         log = logs.setup(config.log, role.value, **bound)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import random
+import resource
 import signal
 import socket
 import subprocess
@@ -19,6 +20,7 @@ from rmgr.runtime import failpoint as failpoints
 from rmgr.runtime import supervision
 from rmgr.runtime import supervision as lease_module
 from rmgr.runtime.failpoint import FailpointError, Failpoints, FailpointTrigger
+from rmgr.runtime.interpreter import LEAST_FILES, check_descriptors
 from rmgr.runtime.machine import Backoff
 from rmgr.runtime.mailbox import SignalMessages
 from rmgr.runtime.secured import address_towards, advertised
@@ -294,3 +296,15 @@ def test_what_reaches_another_over_loopback_alone_has_no_address_for_others() ->
         assert address_towards(f"localhost:{port}", timeout_s=30.0) == ""
     assert address_towards(f"127.0.0.1:{port}", timeout_s=30.0) == ""  # nobody listens there any more
     assert address_towards("nonsense", timeout_s=30.0) == ""
+
+
+def test_a_daemon_that_may_open_too_few_files_says_so_at_its_start() -> None:
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    check_descriptors()
+    resource.setrlimit(resource.RLIMIT_NOFILE, (LEAST_FILES - 1, limits[1]))
+    try:
+        with pytest.raises(ConfigError, match="at least 128 file descriptors, and may have 127 here") as refused:
+            check_descriptors()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert "ulimit -n" in (refused.value.hint or "")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import resource
 import signal
 import socket
 import subprocess
@@ -77,6 +78,25 @@ def test_a_server_whose_taking_thread_is_held_is_mute_and_one_whose_handlers_are
         finally:
             release.set()
             server.stop()
+
+
+def test_a_server_without_descriptors_is_mute_for_whoever_comes() -> None:
+    server = RpcServer("127.0.0.1:0", threads=1)
+    server.start()
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        assert not server.is_mute(20.0)
+        with structlog.testing.capture_logs() as lines:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (4, limits[1]))  # what is open stays open
+            try:
+                is_mute = server.is_mute(20.0)
+            finally:
+                resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        assert is_mute
+        assert [(line["event"], line["limit"]) for line in lines] == [("no_descriptors", 4)]
+        assert not server.is_mute(20.0)
+    finally:
+        server.stop()
 
 
 def test_who_answers_lives_and_who_is_mute_is_ended() -> None:
