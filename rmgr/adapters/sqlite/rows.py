@@ -157,6 +157,11 @@ def remove_expired(connection: sqlite3.Connection, at_ms: int, limit: int) -> in
     return connection.execute(sql, (at_ms, limit)).rowcount
 
 
+def has_large(connection: sqlite3.Connection) -> bool:
+    """Returns whether any value lies in a file. Cost: O(values) if none does."""
+    return connection.execute("SELECT 1 FROM manifest WHERE chunks > 0 LIMIT 1").fetchone() is not None
+
+
 def select_unreferenced(connection: sqlite3.Connection, before_ms: int, limit: int) -> list[int]:
     """Returns up to `limit` generations unreferenced since before `before_ms`."""
     sql = "SELECT generation FROM unreferenced WHERE since_ms <= ? LIMIT ?"

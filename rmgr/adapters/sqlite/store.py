@@ -372,6 +372,7 @@ class ValueFiles:
     ) -> tuple[int, bytes] | None:
         """Makes a file durable, then commits its row; returns (size, SHA-256), or None if the file cannot be made in this way."""
         doing = f"put {row.key!r}"
+        self._check_there(deadline, f"{doing} in")
         generation = self._reserve(deadline, doing)
         path = self._path(generation)
         try:
@@ -588,10 +589,11 @@ class ValueFiles:
         return open(os.open(self._path(row.generation), _OLD), "rb", buffering=0)
 
     def _again(self, row: ManifestRow, deadline: rules.CallDeadline) -> ManifestRow | None:
-        """Returns the current row of a row whose file is gone. Raises: DataLost if it is the same row."""
+        """Returns the current row of a row whose file is gone. Raises: DataLost if it is the same row; StoreUnavailable if all are gone."""
         with self._readers.reading(deadline, f"read {row.key!r} from", row.key) as connection:
             now = table.select(connection, row.key)
         if now is not None and now.chunks and now.generation == row.generation:
+            self._check_there(deadline, f"read {row.key!r} from")
             raise rules.data_lost(row.key, f"its file {self._path(row.generation)} is missing")
         return now
 
@@ -600,6 +602,7 @@ class ValueFiles:
     def free(self, before_ms: int, deadline: rules.CallDeadline) -> int:
         """Removes files that have been unreferenced since before `before_ms`; returns the number of generations."""
         freed = 0
+        self._check_there(deadline, "sweep")
         while not deadline.passed():
             with self._readers.reading(deadline, "sweep") as connection:
                 some = table.select_unreferenced(connection, before_ms, _SWEEP_FILES)
@@ -615,6 +618,27 @@ class ValueFiles:
             if len(some) < _SWEEP_FILES:
                 break
         return freed
+
+    def _check_there(self, deadline: rules.CallDeadline, doing: str) -> None:
+        """Raises StoreUnavailable if there are large values but none of their files: then nothing is known to be lost, a file system was
+        unmounted or the directory moved, and what is written now would lie elsewhere. Cost: a look into the directory.
+        """
+        place, what = self._file.values_path, "empty"
+        try:
+            with os.scandir(place) as found:
+                if next(found, None) is not None:
+                    return
+        except FileNotFoundError:
+            what = "missing"
+        except OSError as error:
+            raise self._file.os_error(error, doing) from error
+        with self._readers.reading(deadline, doing) as connection:
+            has_large = table.has_large(connection)
+        if has_large:
+            raise StoreUnavailable(
+                f"cannot {doing} the store: {place}, the directory of its large values, is {what}",
+                hint=f"mount its file system, or move it back; if they are lost for good: mkdir -p {place} && touch {place}/lost",
+            )
 
     def _path(self, generation: int) -> Path:
         return self._file.values_path / f"{generation:012d}"

@@ -572,6 +572,37 @@ store.put("k", bytes(2_000_000))
     assert files(path) == {value_file(path, "k")}, "nor is there a file that no sweep would find"
 
 
+@pytest.mark.parametrize("leaves", ["nothing", "a mount point"])
+def test_large_values_are_not_lost_while_their_directory_is_away(store: SqliteStore, path: Path, tmp_path: Path, leaves: str) -> None:
+    store.put("small", b"1")
+    store.put("k", LARGE)
+    store.put("deleted", LARGE)
+    store.delete("deleted")
+    folder, away = path.with_name("store.db.values"), tmp_path / "away"
+    folder.rename(away)
+    if leaves == "a mount point":
+        folder.mkdir()
+    for use in (
+        lambda: store.get("k"),
+        lambda: store.stream("k"),
+        lambda: store.fetch("k", str(tmp_path / "fetched"), largest=1 << 30),
+        lambda: store.put("new", LARGE),
+        store.sweep,
+    ):
+        with pytest.raises(StoreUnavailable, match=rf"{folder}, the directory of its large values, is (missing|empty)"):
+            use()
+    assert store.get("small") == (b"1", "raw")
+    if leaves == "a mount point":
+        folder.rmdir()
+    away.rename(folder)
+    assert store.get("k") == (LARGE, "raw")
+    assert store.sweep() > 0
+    store.put("new", LARGE)
+    value_file(path, "k").unlink()  # type: ignore[union-attr]
+    with pytest.raises(DataLost, match="is missing"):
+        store.get("k")
+
+
 # -- who may read it -------------------------------------------------------------------------------------------------------------
 
 
