@@ -384,8 +384,9 @@ def _left_behind(words: Sequence[str]) -> str:
     if "/" not in words[0] and os.path.isfile(words[0]) and shutil.which(words[0]) is None:
         return f"{words[0]} is sought in the PATH of its node; the file here is ./{words[0]}"
     file = next((word for word in words[1:] if not os.path.isabs(word) and os.path.isfile(word)), "")
-    told = f"the work runs in a directory of its own, without {file}: --upload {shlex.quote(file)}, or --cwd={shlex.quote(os.getcwd())}"
-    return told if file else ""
+    if not file:
+        return ""
+    return f"the work runs in a directory of its own, without {file}: --upload {shlex.quote(file)}, or --cwd={shlex.quote(os.getcwd())}"
 
 
 def with_directives(ctx: click.Context, script: Script, values: dict[str, Any], given: AbstractSet[str]) -> dict[str, Any]:

@@ -197,6 +197,11 @@ def test_a_command_that_names_files_of_this_directory_is_told_that_it_runs_in_an
     ):
         messages = doubts(options, None, words)
         assert (expected in messages[0] if expected else not messages), (words, messages)
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    assert doubts(CommandOptions(), None, ["cat", "in.txt"]) == []
 
 
 def test_durations_are_printed_in_the_largest_unit_that_is_exact() -> None:
