@@ -12,6 +12,7 @@ import queue
 import signal
 import socket
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
@@ -293,6 +294,15 @@ class AwaitedSubmission:
         return highest(end.code for end in self.ends.values())
 
 
+class Terminated(KeyboardInterrupt):
+    """SIGTERM has come (`timeout 60 rmgr run ...`): the command detaches, as after a Ctrl-C that no second one follows."""
+
+
+def _terminate(signum: int, _frame: object) -> None:
+    signal.signal(signum, signal.SIG_DFL)
+    raise Terminated
+
+
 class Follow:
     """Follows submissions until they end.
 
@@ -304,6 +314,8 @@ class Follow:
         self._news: queue.SimpleQueue[tuple[AwaitedSubmission, Fragment | None, Sequence[Outcome]]] = queue.SimpleQueue()
         self._engine: Any = None
         self.items: list[AwaitedSubmission] = []
+        if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+            signal.signal(signal.SIGTERM, _terminate)
 
     def add(self, number: int, wanted: Sequence[int] | None = None, *, made: Stored | None = None) -> AwaitedSubmission:
         """Begins to follow a submission, or its tasks at these positions. Ends that are already history arrive at once.
@@ -577,12 +589,17 @@ def codes(items: Sequence[AwaitedSubmission]) -> int:
 
 
 def detached(session: Session, ids: Sequence[str], *, attach: str) -> WorkEnded:
-    """Handles a Ctrl-C that has just arrived; returns what the command ends with (exit code 130).
+    """Handles a Ctrl-C, or SIGTERM, that has just arrived; returns what the command ends with (exit code 130, or 143).
 
     Args:
         ids: what was waited for. attach: the command that waits again.
     """
     selected = " ".join(ids)
+    if isinstance(sys.exc_info()[1], Terminated):
+        session.note(f"detached from {selected} by SIGTERM; it goes on")
+        session.note(f"attach again: {attach}")
+        session.note(f"cancel:       rmgr cancel {selected}")
+        return WorkEnded(128 + signal.SIGTERM)
     try:
         session.note(f"detached from {selected}; it goes on (Ctrl-C again within 2 s cancels it)")
         time.sleep(AGAIN_S)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -359,13 +360,14 @@ def test_large_output_is_kept_whole(sh: Shell) -> None:
 # -- Ctrl-C -------------------------------------------------------------------------------------------------------------------
 
 
-def test_ctrl_c_once_detaches_and_says_how_to_go_on(sh: Shell) -> None:
+@pytest.mark.parametrize("by", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_once_and_sigterm_detach_and_say_how_to_go_on(sh: Shell, by: signal.Signals) -> None:
     gate = sh.directory / sh.file("gate3", "")
     with sh.running("run", "--", "sh", "-c", f"echo begun; while [ -e {gate} ]; do sleep 0.05; done; echo done") as process:
         wait_line(process, "begun")
-        interrupt(process)
+        process.send_signal(by)
         _, err = process.communicate(timeout=60)
-        assert process.returncode == 130
+        assert process.returncode == 128 + by
     assert "rmgr logs -f " in err
     number = err.rpartition("rmgr cancel ")[2].strip()
     assert sh.ok("jobs", "--json", number).json["jobs"][0]["state"] == "RUNNING"
