@@ -276,7 +276,8 @@ def _numbers(inside: str, text: str) -> list[str]:
 
 BEGINS = "as 30m, now+30m, 16:00, tomorrow, 2026-11-30 or 2026-11-30T08:00"
 _CLOCK = re.compile(r"(\d{1,2}):(\d{2})(?::(\d{2}))?", re.ASCII)
-_SINCE = "as 2h, 1d, 16:00, 2026-11-30 or 2026-11-30T12:00"
+_SINCE = "as 2h, 1d, 16:00, yesterday, 2026-11-30 or 2026-11-30T12:00"
+_DAYS_AGO = {"today": 0, "midnight": 0, "yesterday": 1}
 
 
 def parse_begin(text: str, now_s: float | None = None) -> int:
@@ -292,14 +293,16 @@ def parse_begin(text: str, now_s: float | None = None) -> int:
 
 
 def parse_since(text: str, now_s: float | None = None) -> int:
-    """Returns `2h` ago, the last `16:00`, or a date with or without a time, as microseconds since the epoch. Raises UsageError."""
+    """Returns the moment `2h` ago, the last `16:00`, `today`, `yesterday` or a date, in us since the epoch. Raises UsageError."""
     now_us = time.time_ns() // 1000 if now_s is None else round(now_s * 1e6)
     text = text.strip()
+    if (word := text.lower()) in _DAYS_AGO:
+        return round(midnight_s(_wall(now_us / 1e6).date() - timedelta(days=_DAYS_AGO[word])) * 1e6)
     clock = _time_of_day(text, _SINCE)
     if clock is not None:
         return round(_last_s(clock, now_us / 1e6) * 1e6)
     try:
-        return now_us - parse_duration_us(text)
+        return now_us - parse_duration_us(text.removeprefix("now-"))
     except UsageError:
         pass
     try:

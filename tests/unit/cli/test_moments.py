@@ -127,6 +127,9 @@ def test_what_is_past_begins_at_once(zone: Zone, text: str) -> None:
         (SAO_PAULO, "2017-10-15", "2017-10-15T03:00Z"),
         (HAVANA, "2026-11-01", "2026-11-01T04:00Z"),
         (CASABLANCA, "2025-02-23T02:30", "2025-02-23T01:30Z"),
+        (BERLIN, "today", "2026-11-30T23:00Z"),
+        (BERLIN, "Yesterday", "2026-11-29T23:00Z"),
+        (BERLIN, "now-1day", "2026-11-30T00:00Z"),
     ],
 )
 def test_since_until_and_before_are_the_same_moments(zone: Zone, name: str, text: str, means: str) -> None:
