@@ -49,6 +49,8 @@ _CASSANDRA_HEAP_MB = 400
 _POLL_S = 0.05
 #: Time for a process that was just killed to disappear.
 _LEAVING_S = 1.0
+#: For work of its Starters. By routes, Open MPI 5 finds no way from a machine to itself; and its `han` takes nodes of one machine for one.
+ONE_MACHINE = {"OMPI_MCA_reachable": "weighted", "OMPI_MCA_coll": "^han"}
 #: If set to 1, clusters of `rmgr dev` are open: for tests, and to see what security costs.
 OPEN_VARIABLE = "RMGR_DEV_OPEN"
 
@@ -225,7 +227,7 @@ class DevCluster:
     def start_starter(self, name: str, *, cores: int = 2, options: Sequence[str] = (), environment: Mapping[str, str] | None = None) -> int:
         """Starts a Starter, with additional options and variables. Returns its pid."""
         arguments = ["--node", name, "--cores", str(cores), "--work-dir", str(self.directory / "work" / name)]
-        return self._spawn("starter", name, [*arguments, *self._starter_options, *options], environment or {})
+        return self._spawn("starter", name, [*arguments, *self._starter_options, *options], {**ONE_MACHINE, **(environment or {})})
 
     def start_gateway(self, name: str = "g1", *, environment: Mapping[str, str] | None = None) -> int:
         """Starts a gateway, at an endpoint of its own that clients and servers know. Returns its pid."""

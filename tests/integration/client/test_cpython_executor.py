@@ -10,12 +10,15 @@ Scripts that import the executor by its class name from `concurrent.futures` are
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import importlib
 import os
 import re
 import subprocess
 import sys
+import tempfile
+import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -33,6 +36,7 @@ NAMES = {
     "AsCompletedTests": "test_as_completed",
     "ExecutorShutdownTest": "test_shutdown",
     "InitializerMixin": "test_init",
+    "init": "test_init",
 }
 PACKAGE = "test.test_concurrent_futures"
 
@@ -72,6 +76,23 @@ def threads(live: Any) -> Iterator[None]:
     gc.unfreeze()
 
 
+class FileEvent:
+    """An event that calls on other nodes of this machine see: CPython's tests make it by a method of their mixin, since 3.13."""
+
+    def __init__(self) -> None:
+        self._directory = tempfile.mkdtemp(prefix="rmgr-event-")
+
+    def set(self) -> None:
+        with contextlib.suppress(FileNotFoundError):  # it is set already
+            os.rmdir(self._directory)
+
+    def wait(self, timeout: float = 60.0) -> bool:
+        end_s = time.monotonic() + timeout
+        while os.path.exists(self._directory) and time.monotonic() < end_s:
+            time.sleep(0.01)
+        return not os.path.exists(self._directory)
+
+
 class RmgrMixin:
     """What CPython's ExecutorMixin does, for our executor."""
 
@@ -82,6 +103,9 @@ class RmgrMixin:
     def setUp(self) -> None:
         super().setUp()  # type: ignore[misc]
         self.executor = self.executor_type(max_workers=self.worker_count, **self.executor_kwargs)
+
+    def create_event(self) -> FileEvent:
+        return FileEvent()
 
     def tearDown(self) -> None:
         self.executor.shutdown(wait=True)

@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from rmgr.adapters.host.accounts import Account
+from rmgr.dev.cluster import ONE_MACHINE
 from rmgr.dev.zookeeper import ZooKeeperServer
 from rmgr.model.node import OrderKind
 from rmgr.model.states import Reason, State
@@ -341,7 +342,8 @@ def test_mpirun_runs_allreduces_of_c_and_of_mpi4py_over_two_starters(rig: Rig, t
     # As root in a container; two nodes on one machine, which Open MPI takes for several only if asked.
     (tmp_path / "sum.py").write_text(SCRIPT)
     python = f"{shlex.quote(sys.executable)} {tmp_path}/sum.py"
-    script = f"""export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1; exec 2> {tmp_path}/err
+    machine = " ".join(f"{name}={value}" for name, value in ONE_MACHINE.items())
+    script = f"""export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 {machine}; exec 2> {tmp_path}/err
     mpirun {program} > {tmp_path}/c && mpirun {python} > {tmp_path}/python"""
     number = rig.submit(Command(argv=("sh", "-c", script)), queue="batch")
     job = put(rig, number, (("n1", 2), ("n2", 2)))

@@ -295,11 +295,9 @@ class Jobs:
             variables["RMGR_KILL_ON_BAD_EXIT"] = "1"
         if rigid is not None and rigid.launch:
             variables["RMGR_LAUNCH"] = rigid.launch
-        # By the kernel's routes, Open MPI 5 finds no way from a machine to itself: nodes of one machine, as those of `rmgr dev`.
-        given = {"OMP_NUM_THREADS": threads, "OMPI_MCA_reachable": "weighted"}
         # Work that takes turns is limited by its served time, which only the turner knows.
         limit_us = 0 if allocation.gang else shape.limit_us
-        return msgspec.structs.replace(shape, environ=given | shape.environ | variables, limit_us=limit_us)
+        return msgspec.structs.replace(shape, environ={"OMP_NUM_THREADS": threads} | shape.environ | variables, limit_us=limit_us)
 
     def _place(self, block: ClaimedBlock) -> Path:
         """Returns its private directory, with the host file; without helpers, a link to a directory shared by all such jobs."""
