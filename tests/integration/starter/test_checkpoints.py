@@ -255,6 +255,27 @@ def test_a_job_that_ignores_it_is_ended_after_its_grace_and_begins_with_what_lie
     assert (tmp_path / "told").read_text().split("\n")[:3] == ["attempt 1, nothing", "attempt 2, of 1", "attempt 3, of 1"]
 
 
+#: Dies of the request, as a script does whose child got the signal.
+FRAGILE = """cd "$RMGR_CHECKPOINT_DIR"; trap 'exit 138' USR1; echo "of $RMGR_ATTEMPT" > kept; echo $RMGR_ATTEMPT >> $0
+while :; do sleep 0.02; done"""
+
+
+def test_a_job_that_dies_of_the_signal_that_asked_it_has_not_failed(rig: Rig, tmp_path: Path) -> None:
+    start(rig, "n1")
+    number = rig.submit(Command(argv=("sh", "-c", FRAGILE, str(tmp_path / "ledger"))), queue="batch")
+    put(rig, number)
+    grows(tmp_path / "ledger", 1)
+    stop(rig, number)
+    data = back(rig, number, 2)
+    assert (data.past[-1].reason, data.past[-1].exit_code, data.failures, data.losses) == (Reason.MIGRATED, 138, 0, 0)
+    put(rig, number)
+    grows(tmp_path / "ledger", 1)
+    save(rig, number)  # nobody asked it to end: it is lost, so that it cannot go on like this for ever
+    (failed,) = eventually(lambda: rig.failed(number), "lost").values()
+    assert failed.reason is Reason.WORKER_LOST
+    assert saved(rig, number) == ["1.1"]
+
+
 def test_with_restart_from_start_nothing_is_stored(rig: Rig, tmp_path: Path) -> None:
     start(rig, "n1")
     ledger = tmp_path / "ledger"

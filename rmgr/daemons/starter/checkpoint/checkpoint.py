@@ -18,6 +18,7 @@ attempt begins with the newest readable checkpoint (`Restores`).
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -342,12 +343,15 @@ class Checkpoints:
     def is_awaited(self, block: ClaimedBlock, ending: Ending, tell: Callable[[], None]) -> bool:
         """Takes the end of an attempt that has failed. True: its job goes back to its queue; `tell` is called if it cannot.
 
-        Either it was stopped, or it ended with code 85 after any request: programs need not know whether they may go on.
+        Either it was stopped, or it ended with code 85 after any request: programs need not know whether they may go on. One that dies of
+        the signal of a request that did not ask for a stop has been lost: rmgr has sent that signal.
         """
         case, again = self.open.get(block), block in self._asked and says_saved(ending)
         if block.cancel_words(block.key.first) is not None:
             return False
         if case is None or not case.is_stop:
+            if case is not None and died_of_it(case, ending):
+                ending.reason, ending.error = Reason.WORKER_LOST, f"it died of SIGUSR1, which asked it to save its state ({ending.error})"
             if not again or not block.data.resubmit:
                 return False
             case = self._ended_as_stop(block, case)
@@ -524,7 +528,13 @@ def was_stopped(case: OpenCheckpoint, ending: Ending) -> bool:
         return True
     if case.phase not in {CheckpointPhase.ASKED, CheckpointPhase.WITHDRAWING, CheckpointPhase.ENDING}:
         return False
-    return says_saved(ending)
+    return says_saved(ending) or died_of_it(case, ending)
+
+
+def died_of_it(case: OpenCheckpoint, ending: Ending) -> bool:
+    """Returns whether the request's own signal has ended the program: it was about to get a handler, or to become another program."""
+    was_sent = case.phase not in {CheckpointPhase.BEGUN, CheckpointPhase.MEASURING}
+    return was_sent and ending.reason in {Reason.SIGNAL, Reason.EXIT_CODE} and ending.exit_code == 128 + signal.SIGUSR1
 
 
 def says_saved(ending: Ending) -> bool:
