@@ -38,9 +38,9 @@ _NONE = pickle.dumps(None, 5)
 
 
 def _package() -> tuple[int, int]:
-    """The directory of the package and the time of its last change; (0, 0) if it was removed."""
+    """The file of the package itself and the time of its last change; (0, 0) if it was removed. Other files of a checkout may change."""
     try:
-        found = os.stat(_PACKAGE)
+        found = os.stat(f"{_PACKAGE}/__init__.py")
     except OSError:
         return 0, 0
     return found.st_ino, found.st_mtime_ns

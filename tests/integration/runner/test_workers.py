@@ -589,6 +589,8 @@ def test_a_package_that_vanishes_under_its_worker_is_a_fault_of_the_node_and_not
         return end.extra.reason, end.extra.summary
 
     assert load("rmgr.nothing")[0] is Reason.START_FAILED
+    (package / "another.py").touch()  # in a checkout that is worked in
+    assert load("rmgr.none")[0] is Reason.START_FAILED
     package.rename(tmp_path / "away")
     assert load("rmgr.client.futures") == (
         Reason.NODE_LOST,

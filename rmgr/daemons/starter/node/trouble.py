@@ -211,7 +211,7 @@ class Drains:
         self._nodes = shared.agents.values()
         self._log = shared.log
         self._disk = Outlook(shared.disk.look, place=f"the work directory {shared.disk.directory}", every_s=_DISK_S)
-        self._package = Outlook(_package_trouble, place=f"the package in {home.ROOT}", every_s=_PACKAGE_S)
+        self._package = Outlook(_PackageLook(), place=f"the package in {home.ROOT}", every_s=_PACKAGE_S)
 
     def settle(self, now_s: float) -> None:
         """Checks the disk, the store, ZooKeeper's quotas, the clock, the certificate and the package."""
@@ -258,15 +258,23 @@ class Drains:
                 self._log.info("node_resumed", node=node.name, why=over)
 
 
-def _package_trouble() -> str:
-    """Returns that rmgr was removed, or cannot be reached, "" if it is there: without it no slot opens, and calls do not load."""
-    try:
-        os.stat(home.source("rmgr.runner.spawner"))
-    except (FileNotFoundError, NotADirectoryError):
-        return f"rmgr was removed from {home.ROOT}: install it there, or restart the Starter elsewhere"
-    except OSError as error:  # a server of files that is away, or rights that have changed
-        return f"the package in {home.ROOT} cannot be read: {error.strerror or error}"
-    return ""
+class _PackageLook:
+    """Looks whether the package is there with which work is started, and still the one that was there first."""
+
+    def __init__(self) -> None:
+        self._first: tuple[int, int] | None = None
+
+    def __call__(self) -> str:
+        """Returns what is wrong: without the package no slot opens, and with another one calls that import more of it are lost."""
+        try:
+            found = os.stat(home.source("rmgr.runner.spawner"))
+        except (FileNotFoundError, NotADirectoryError):
+            return f"rmgr was removed from {home.ROOT}: install it there, or restart the Starter elsewhere"
+        except OSError as error:  # a server of files that is away, or rights that have changed
+            return f"the package in {home.ROOT} cannot be read: {error.strerror or error}"
+        now = found.st_ino, found.st_mtime_ns
+        self._first = self._first or now
+        return "" if now == self._first else f"rmgr was replaced in {home.ROOT}: restart the Starter, which runs what was there before"
 
 
 # -- failures of the node itself -------------------------------------------------------------------------------------------

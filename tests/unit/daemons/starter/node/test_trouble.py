@@ -139,6 +139,29 @@ def test_a_package_that_was_removed_drains_all_nodes_until_it_is_there_again(tmp
     assert [node.drains for node in nodes] == [{}, {}]
 
 
+def test_a_package_that_was_replaced_drains_all_nodes_until_the_starter_is_started_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, nodes, drains = made()
+    monkeypatch.setattr(home, "ROOT", tmp_path)
+    spawner = home.source("rmgr.runner.spawner")
+    spawner.parent.mkdir(parents=True)
+    spawner.touch()
+    drains.settle(0.0)
+    (spawner.parent / "another.py").touch()  # a checkout that grows is the same
+    drains.settle(1.0)
+    assert [node.drains for node in nodes] == [{}, {}]
+    (tmp_path / "new").touch()
+    os.utime(tmp_path / "new", (1, 1))
+    (tmp_path / "new").replace(spawner)
+    drains.settle(2.0)
+    told = f"rmgr was replaced in {tmp_path}: restart the Starter, which runs what was there before"
+    assert [list(node.drains.values()) for node in nodes] == [[told]] * 2
+    _, (node, _), drains = made()
+    drains.settle(3.0)
+    assert node.drains == {}
+
+
 def test_a_package_that_cannot_be_reached_drains_all_nodes_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not "not there" but an error: a server of files that is away, rights that have changed, or, for root too, a name that is too long."""
     _, nodes, drains = made()
