@@ -12,9 +12,10 @@ import math
 import random
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future
 from contextlib import AbstractContextManager, suppress
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -52,9 +53,9 @@ class _TooLong(Exception):
 class _Thread:
     """A thread that never runs: its maker gets turns from the machine instead. A look at files is over as soon as it is begun."""
 
-    def __init__(self, *_: Any, target: Callable[[], Any] | None = None, name: str = "", **__: Any) -> None:
+    def __init__(self, *_: Any, target: Callable[..., Any] | None = None, args: Sequence[Any] = (), name: str = "", **__: Any) -> None:
         self.daemon = True
-        self._look = target if name == "look" else None
+        self._look = partial(target, *args) if name == "look" and target is not None else None
 
     def start(self) -> None:
         """Does nothing else."""
