@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-from typing import Any, TypeVar, get_args, get_type_hints
+from collections.abc import Callable
+from operator import attrgetter
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 from rmgr.errors import UNREADABLE_TEXT, Unavailable
 from rmgr.model import views
@@ -19,6 +21,8 @@ MESSAGES: dict[type[Any], type[Any]] = {getattr(views, name): getattr(pb, name) 
 JSON_FIELDS = {(JobView, "asked"), (StatusView, "zookeeper"), (StatusView, "store")}
 _CARRIED: dict[type[Any], type[Any]] = dict(MESSAGES)  # and those added by `carry`
 _HINTS: dict[type[Any], dict[str, Any]] = {kind: get_type_hints(kind) for kind in MESSAGES}
+#: What reads each field of a view from its message, made at the first one: a list of jobs has thousands.
+_READERS: dict[type[Any], dict[str, Callable[[Any], Any]]] = {}
 
 
 def carry(messages: dict[type[Any], type[Any]]) -> None:
@@ -59,33 +63,30 @@ def from_message(kind: type[V], message: Any) -> V:
 
 
 def _view(kind: type[Any], message: Any) -> Any:
-    values: dict[str, Any] = {}
-    for name, hint in _HINTS[kind].items():
-        if (kind, name) in JSON_FIELDS:
-            values[name] = json.loads(getattr(message, f"{name}_json") or "{}")
-        elif type(None) in get_args(hint):
-            inner = next(part for part in get_args(hint) if part is not type(None))
-            present = message.HasField(name)
-            raw = getattr(message, name)
-            values[name] = (from_message(inner, raw) if inner in _CARRIED else raw) if present else None
-        else:
-            values[name] = _plain(kind, name, hint, getattr(message, name))
-    return kind(**values)
+    readers = _READERS.get(kind)
+    if readers is None:
+        readers = _READERS[kind] = {name: _reader(kind, name, hint) for name, hint in _HINTS[kind].items()}
+    return kind(**{name: read(message) for name, read in readers.items()})
 
 
-def _plain(kind: type[Any], name: str, hint: Any, raw: Any) -> Any:
+def _reader(kind: type[Any], name: str, hint: Any) -> Callable[[Any], Any]:
+    if (kind, name) in JSON_FIELDS:
+        return lambda message: json.loads(getattr(message, f"{name}_json") or "{}")
+    parts, origin = get_args(hint), get_origin(hint)
+    if type(None) in parts:
+        inner = next(part for part in parts if part is not type(None))
+        if inner in _CARRIED:
+            return lambda message: from_message(inner, getattr(message, name)) if message.HasField(name) else None
+        return lambda message: getattr(message, name) if message.HasField(name) else None
     if hint is State:
-        return State(raw)
-    origin = getattr(hint, "__origin__", None)
-    if origin is tuple:
-        inner = get_args(hint)[0]
-        return tuple(from_message(inner, item) if inner in _CARRIED else item for item in raw)
-    if origin is dict:
-        return {
-            key: int(value) if isinstance(value, str) and value.lstrip("-").isdigit() and (kind, name) == (QueueView, "limits") else value
-            for key, value in raw.items()
-        }
-    return raw
+        return lambda message: State(getattr(message, name))
+    if origin is tuple and parts[0] in _CARRIED:
+        return lambda message: tuple(from_message(parts[0], item) for item in getattr(message, name))
+    if (kind, name) == (QueueView, "limits"):
+        return lambda message: {key: int(text) if text.lstrip("-").isdigit() else text for key, text in getattr(message, name).items()}
+    if origin in (tuple, dict):
+        return lambda message: origin(getattr(message, name))
+    return attrgetter(name)
 
 
 def _strings(kind: type[Any], name: str, value: dict[str, Any]) -> dict[str, Any]:
