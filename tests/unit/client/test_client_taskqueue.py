@@ -30,8 +30,8 @@ from rmgr.errors import (
 )
 from rmgr.model.queue import ClusterSettings, Dispatch, QueueSpec
 from rmgr.model.submission import Phase, Rigid, Submission, Tail
-from rmgr.procedures.control import cancel_submission, hold_submission, release_submission
 from rmgr.procedures.snapshot import read_submission
+from rmgr.submitter.orders import cancel_submission, hold_submission, release_submission
 from tests.harness.client_cluster import Cluster, running, told_full
 from tests.harness.waiting import eventually
 

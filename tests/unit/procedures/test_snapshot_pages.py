@@ -16,10 +16,10 @@ from rmgr.errors import CoordinationUnavailable
 from rmgr.model.block import BlockKey
 from rmgr.model.states import State
 from rmgr.model.submission import Paged
-from rmgr.procedures.control import cancel_tasks
 from rmgr.procedures.history import paged_with
 from rmgr.procedures.snapshot import fetch, read_claimed, read_progress, read_tasks
 from rmgr.runtime import machine
+from rmgr.submitter.orders import cancel_tasks
 from tests.harness.leader_bench import Bench
 from tests.harness.memory import MemoryCoordinator
 

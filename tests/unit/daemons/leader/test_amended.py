@@ -24,7 +24,7 @@ from rmgr.model.node import InboxOrder, OrderKind
 from rmgr.model.queue import ClusterSettings, Dispatch, PipelineSpec, QueueSpec
 from rmgr.model.states import Reason, State
 from rmgr.model.submission import Condition, Dependency, Phase, Rigid, Terms
-from rmgr.procedures.control import update_submission
+from rmgr.submitter.orders import update_submission
 from tests.harness.leader_bench import Bench, Starter, committed, placing
 
 
@@ -194,7 +194,7 @@ def test_any_number_of_blocks_goes_to_another_queue(queues: Bench, monkeypatch: 
     bench = queues
     number = bench.submitter.submit(150, block=1)
     with monkeypatch.context() as patch:
-        patch.setattr("rmgr.procedures.control.MOST_WAITING", 149)
+        patch.setattr("rmgr.submitter.orders.MOST_WAITING", 149)
         assert changed(bench, number, Terms(queue="night")) == (
             f"it waits in 150 blocks, and none of so many may start meanwhile: rmgr hold {number} first"
         )

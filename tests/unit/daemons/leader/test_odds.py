@@ -28,7 +28,7 @@ from rmgr.model.block import MAX_INDEX, NO_SEQ, BlockData, BlockKey, Fragment, O
 from rmgr.model.node import NodeState
 from rmgr.model.states import Reason, State
 from rmgr.model.submission import Phase, Rigid
-from rmgr.procedures.control import cancel_tasks
+from rmgr.submitter.orders import cancel_tasks
 from tests.harness.leader_bench import Bench, Starter, committed, placing
 
 SETTINGS = placing()
