@@ -7,7 +7,6 @@ store. The victim is ann. A canary file says whether anything ran.
 from __future__ import annotations
 
 import hashlib
-import os
 import pickle
 from collections.abc import Callable
 from dataclasses import replace
@@ -32,20 +31,10 @@ from rmgr.model.identity import Revocation, Role
 from rmgr.model.states import Reason, State
 from rmgr.model.submission import Command, PythonEnvironment, Upload, Work
 from tests.harness import forgeries
-from tests.harness.attacker import Person, Scene, changed, unique
+from tests.harness.attacker import Bomb, Person, Scene, changed, unique
 from tests.harness.gateway_process import GatewayProcess
 from tests.harness.live_files import below
 from tests.harness.waiting import eventually
-
-
-class Bomb:
-    """Unpickled, it leaves the canary."""
-
-    def __init__(self, canary: Path) -> None:
-        self.canary = str(canary)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return (os.mkdir, (self.canary,))
 
 
 def bomb(scene: Scene) -> bytes:

@@ -27,19 +27,9 @@ from rmgr.coord.protocol import keys
 from rmgr.coord.protocol.ports import Encoding
 from rmgr.errors import DataLost, PermissionDenied, RmgrError, TaskFailed
 from rmgr.model.identity import Role
-from tests.harness.attacker import Person, Scene, unique
+from tests.harness.attacker import Bomb, Person, Scene, unique
 from tests.harness.gateway_process import GatewayProcess
 from tests.harness.waiting import eventually
-
-
-class Bomb:
-    """Unpickled, it leaves the canary."""
-
-    def __init__(self, canary: Path) -> None:
-        self.canary = str(canary)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return (os.mkdir, (self.canary,))
 
 
 @pytest.fixture

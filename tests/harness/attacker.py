@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import os
 import shlex
 import time
 import uuid
@@ -37,6 +38,16 @@ from tests.harness.waiting import eventually
 DEADLINE_S = 60.0
 #: Of the scene's ZooKeeper server, if a test does not say otherwise; how much may be written into it follows from that.
 HEAP_MIB = 128
+
+
+class Bomb:
+    """Unpickled, it leaves the canary."""
+
+    def __init__(self, canary: Path) -> None:
+        self.canary = str(canary)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (os.mkdir, (self.canary,))
 
 
 class Person:
