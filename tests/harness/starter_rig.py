@@ -152,6 +152,12 @@ class Rig:
         thread.start()
         return running
 
+    def ready(self, node: str = "n1", **options: Any) -> Running:
+        """As `start`, and waits until the Starter has registered."""
+        running = self.start(node, **options)
+        self.wait_registered(node)
+        return running
+
     def spawn(
         self,
         node: str = "n1",

@@ -81,8 +81,7 @@ while not os.path.exists(ledger + ".end"):
 
 def start(rig: Rig, *nodes: str, **options: object) -> None:
     for node in nodes or ("n1", "n2"):
-        rig.start(node, cores=2, serves=True, **options)
-        rig.wait_registered(node)
+        rig.ready(node, cores=2, serves=True, **options)
 
 
 def shell(ledger: Path) -> Command:
@@ -497,8 +496,7 @@ def test_a_starter_that_dies_before_its_last_word_has_saved_the_work(rig: Rig, t
 
 
 def test_a_session_that_is_lost_while_a_job_is_stopped_changes_nothing(rig: Rig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    process = rig.start("n1", cores=2)
-    rig.wait_registered()
+    process = rig.ready("n1", cores=2)
     ledger = tmp_path / "ledger"
     number = counts(rig, python(ledger), ledger)
 

@@ -38,8 +38,7 @@ def test_ten_users_with_long_arrays_share_a_node(rig: Rig, tmp_path: Path) -> No
     def come(user: str) -> None:
         rig.submit(nap, [call(str(tmp_path / user))] * 2000, blocks=20, user=user, tagged=user != "u3")
 
-    rig.start(cores=2)
-    rig.wait_registered()
+    rig.ready(cores=2)
     come("u0")
     eventually(lambda: len(had()["u0"]) > 20, "the first of them has the node")
     for user in users[1:]:
@@ -75,8 +74,7 @@ def test_a_user_at_a_cap_leaves_the_other_cores_to_others(rig: Rig, tmp_path: Pa
     settings = replace(decode_record(found.data, ClusterSettings, paths.CONFIG), limits=UserLimits(cores_of={"ann": 7}))
     assert isinstance(rig.zk.commit(set_settings(settings, found.version)).result(60), Committed)
     rig.write(paths.USAGE, CappedUse(cores={"ann": 6}, nodes={"ann": 1}, free=1))  # of 7, on another node
-    starter = rig.start(cores=3)
-    rig.wait_registered()
+    starter = rig.ready(cores=3)
     rig.submit(nap, [call(str(tmp_path / "ann"))] * 600, blocks=6, user="ann")
     eventually(lambda: had("ann") > 20, "she has one core here")
     for _ in range(20):

@@ -27,8 +27,7 @@ from tests.integration.starter.test_starter_orders import crossed_off, delete, o
 
 
 def test_a_placed_job_runs_where_the_leader_put_it_with_its_environment(rig: Rig, tmp_path: Path) -> None:
-    rig.start(cores=4)
-    rig.wait_registered()
+    rig.ready(cores=4)
     names = "NODELIST HOSTFILE NPROCS THREADS NODE JOB_ID TASK_ID"
     script = f'for n in {names}; do eval echo "$n=\\$RMGR_$n"; done; cat "$RMGR_HOSTFILE"; echo OMP=$OMP_NUM_THREADS'
     number = rig.submit(Command(argv=("sh", "-c", script)), queue="batch", cores=2, request=Request(cores=2))
@@ -50,8 +49,7 @@ def test_a_placed_job_runs_where_the_leader_put_it_with_its_environment(rig: Rig
 
 
 def test_a_placed_call_returns_its_result(rig: Rig) -> None:
-    rig.start()
-    rig.wait_registered()
+    rig.ready()
 
     def work(x: int) -> tuple[int, str]:
         import os
@@ -65,8 +63,7 @@ def test_a_placed_call_returns_its_result(rig: Rig) -> None:
 
 
 def test_an_order_whose_block_is_gone_or_of_an_older_incarnation_is_crossed_off(rig: Rig) -> None:
-    first = rig.start()
-    rig.wait_registered()
+    first = rig.ready()
     number = rig.submit(Command(argv=("true",)), queue="batch")
     first.stop()
     job = put(rig, number)  # by a leader that has not heard of the end yet: the record still stands
@@ -84,8 +81,7 @@ def test_an_order_whose_block_is_gone_or_of_an_older_incarnation_is_crossed_off(
 
 @pytest.mark.parametrize("garbage", [b"", b"\xc1", b"{}"], ids=["nothing", "no-message", "json"])
 def test_what_is_no_block_is_deleted_and_not_looked_at_again(rig: Rig, garbage: bytes) -> None:
-    rig.start()
-    rig.wait_registered()
+    rig.ready()
     name = "0000001.0000000042.0000000000.001.000001.00001.000000000-0000000007"
     path = f"{paths.running_node('n1')}/{name}"
     outcome = rig.zk.commit(Multi(name="TEST", ops=(Create(path, garbage),), proof=Exists(path))).result(60)
@@ -97,8 +93,7 @@ def test_what_is_no_block_is_deleted_and_not_looked_at_again(rig: Rig, garbage: 
 
 
 def test_nothing_is_pulled_while_an_assigned_job_waits_for_room(rig: Rig, tmp_path: Path) -> None:
-    agent = rig.start(cores=2).agent()
-    rig.wait_registered()
+    agent = rig.ready(cores=2).agent()
     go = tmp_path / "go"
     first = rig.submit(waiter(go, tmp_path / "s"))
     eventually((tmp_path / "s-0").exists, "one core in use")
@@ -126,8 +121,7 @@ def test_nothing_is_pulled_while_an_assigned_job_waits_for_room(rig: Rig, tmp_pa
 
 
 def test_jobs_that_were_planned_together_do_not_wait_for_each_other(rig: Rig, tmp_path: Path) -> None:
-    rig.start(cores=3)
-    rig.wait_registered()
+    rig.ready(cores=3)
     go = tmp_path / "go"
     pulled = rig.submit(waiter(go, tmp_path / "s"))
     eventually((tmp_path / "s-0").exists, "one core in use")
@@ -143,8 +137,7 @@ def test_jobs_that_were_planned_together_do_not_wait_for_each_other(rig: Rig, tm
 
 
 def test_a_job_that_has_not_started_goes_back_to_its_queue_when_the_node_is_drained(rig: Rig, tmp_path: Path) -> None:
-    rig.start(cores=1)
-    rig.wait_registered()
+    rig.ready(cores=1)
     go = tmp_path / "go"
     pulled = rig.submit(waiter(go, tmp_path / "s"))
     eventually((tmp_path / "s-0").exists, "the core in use")
@@ -162,8 +155,7 @@ def test_a_job_that_has_not_started_goes_back_to_its_queue_when_the_node_is_drai
 
 
 def test_a_placed_job_is_cancelled_and_limited_as_any_other(rig: Rig, tmp_path: Path) -> None:
-    rig.start(cores=2)
-    rig.wait_registered()
+    rig.ready(cores=2)
     slow = waiter(tmp_path / "never", tmp_path / "s")
     number = rig.submit(slow, queue="batch", grace_us=100_000)
     limited = rig.submit(Command(argv=("sleep", "60")), queue="batch", grace_us=100_000, request=Request(time_limit_us=300_000))
@@ -178,8 +170,7 @@ def test_a_placed_job_is_cancelled_and_limited_as_any_other(rig: Rig, tmp_path: 
 
 
 def test_a_cancel_that_comes_with_the_start_order_is_not_lost(rig: Rig, tmp_path: Path) -> None:
-    process = rig.start()
-    rig.wait_registered()
+    process = rig.ready()
     number = rig.submit(waiter(tmp_path / "never"), queue="batch", grace_us=100_000)
     job = put(rig, number)
     guid = order(rig, OrderKind.CANCEL, number, 0)
@@ -190,8 +181,7 @@ def test_a_cancel_that_comes_with_the_start_order_is_not_lost(rig: Rig, tmp_path
 
 
 def test_a_hold_takes_its_cores_when_they_are_free_and_gives_them_back_when_it_goes(rig: Rig, tmp_path: Path) -> None:
-    agent = rig.start(cores=3).agent()
-    rig.wait_registered()
+    agent = rig.ready(cores=3).agent()
     job = rig.submit(Command(argv=("true",)), queue="batch")
     go = tmp_path / "go"
     first = rig.submit(waiter(go, tmp_path / "s"), [b""] * 2)
@@ -216,8 +206,7 @@ def test_a_hold_takes_its_cores_when_they_are_free_and_gives_them_back_when_it_g
 
 
 def test_a_hold_that_was_replaced_between_two_looks_is_taken_anew(rig: Rig) -> None:
-    agent = rig.start(cores=3).agent()
-    rig.wait_registered()
+    agent = rig.ready(cores=3).agent()
     job = rig.submit(Command(argv=("true",)), queue="batch")
     rig.zk.ensure([paths.hold("n1")])
     path = paths.hold_of("n1", job, 0, 1)
@@ -235,8 +224,7 @@ def test_a_hold_that_was_replaced_between_two_looks_is_taken_anew(rig: Rig) -> N
 
 def test_what_is_no_hold_and_no_order_is_told_once_and_stops_nothing(rig: Rig) -> None:
     with capture_logs() as told:
-        agent = rig.start(cores=3).agent()
-        rig.wait_registered()
+        agent = rig.ready(cores=3).agent()
         job = rig.submit(Command(argv=("true",)), queue="batch")
         rig.zk.ensure([paths.hold("n1")])
         spoilt = [paths.hold_of("n1", job, 0, 1), paths.inbox("n1", "zz")]

@@ -37,8 +37,7 @@ def trouble(rig: Rig, node: str = "n1") -> Trouble | None:
 
 def test_a_quarantine_is_published_until_it_is_over_and_one_of_an_older_life_is_removed(rig: Rig) -> None:
     rig.write(paths.trouble("n1"), Trouble(node="n1", incarnation=0, kind="disk", reason="of an older life", since_us=1))
-    running = rig.start()
-    rig.wait_registered()
+    running = rig.ready()
     eventually(lambda: trouble(rig) is None, "the old record to go")
     agent = running.agent()
 
@@ -57,8 +56,7 @@ def test_a_quarantine_is_published_until_it_is_over_and_one_of_an_older_life_is_
 
 
 def test_a_node_one_of_whose_steps_raises_does_all_others_and_says_so(rig: Rig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    running = rig.start(cores=2)
-    rig.wait_registered()
+    running = rig.ready(cores=2)
     agent = running.agent()
     gate = tmp_path / "gate"
     short = rig.submit(Command(argv=("sh", "-c", f"while ! [ -e {gate} ]; do sleep 0.1; done")))
@@ -87,8 +85,7 @@ def test_a_node_one_of_whose_steps_raises_does_all_others_and_says_so(rig: Rig, 
 
 
 def test_a_block_at_which_claiming_raises_keeps_no_other_from_being_claimed(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    agent = rig.start().agent()
-    rig.wait_registered()
+    agent = rig.ready().agent()
     consider, bad = type(agent.puller)._consider, rig.next_number()
 
     def broken(puller: object, board: object, candidate: Any, *rest: object) -> Any:
@@ -106,8 +103,7 @@ def test_a_block_at_which_claiming_raises_keeps_no_other_from_being_claimed(rig:
 
 
 def test_an_end_that_cannot_be_written_down_is_its_tasks_alone(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    agent = rig.start(cores=2).agent()
-    rig.wait_registered()
+    agent = rig.ready(cores=2).agent()
     settle, bad = ClaimedBlock.settle, rig.next_number()
 
     def broken(block: ClaimedBlock, outcomes: Iterable[Outcome], now_s: float) -> None:

@@ -28,8 +28,7 @@ INNER = ("n1/run/s*", "n1/run/s*/*", "n1/stage/*", "blobs/*", "blobs/uploads/*")
 @pytest.fixture(scope="module")
 def rig(zookeeper: ZooKeeperServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
     with own_rig(zookeeper, tmp_path_factory.mktemp("removed")) as made:
-        made.start()
-        made.wait_registered()
+        made.ready()
         yield made
 
 
@@ -136,8 +135,7 @@ def test_directories_removed_under_load_cost_no_task_its_success(rig: Rig, work:
 def placing(zookeeper: ZooKeeperServer, tmp_path: Path) -> Iterator[Rig]:
     with own_rig(zookeeper, tmp_path) as made:
         for node in ("n1", "n2"):
-            made.start(node, serves=True)
-            made.wait_registered(node)
+            made.ready(node, serves=True)
         yield made
 
 

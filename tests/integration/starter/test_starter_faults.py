@@ -91,8 +91,7 @@ def no_orphans(ledger: Path) -> None:
 
 
 def test_after_a_lost_session_running_work_is_adopted_and_its_result_committed(rig: Rig, tmp_path: Path) -> None:
-    running = rig.start()
-    rig.wait_registered()
+    running = rig.ready()
     number, ledger, go = at_work(rig, tmp_path, 2)
     odd = BlockKey(priority=0, seq=1, submission=number, first=0, count=1, attempt=7, cores=1, memory_mib=0)
     for path in (f"{paths.running_node('n1')}/noise", paths.running_block("n1", odd)):  # no blocks: submitters may create there
@@ -150,8 +149,7 @@ def test_a_fenced_node_kills_its_work_and_registers_anew(rig: Rig, tmp_path: Pat
 
 
 def test_answers_lost_on_the_way_are_read_back(rig: Rig, proxy: Proxy) -> None:
-    rig.start()
-    rig.wait_registered()
+    rig.ready()
     for nth in range(1, 8):
         proxy.lose_reply(nth)
         number = rig.submit(lambda x: x, [call(x) for x in range(200)], blocks=2)
@@ -163,8 +161,7 @@ def test_answers_lost_on_the_way_are_read_back(rig: Rig, proxy: Proxy) -> None:
 
 
 def test_zookeeper_away_keep_work_runs_on_exclusive_work_is_dead(rig: Rig, proxy: Proxy, tmp_path: Path) -> None:
-    rig.start(session_timeout_s=6.0)
-    rig.wait_registered()
+    rig.ready(session_timeout_s=6.0)
     kept, killed, go = tmp_path / "kept", tmp_path / "killed", tmp_path / "go"
     keep = rig.submit(ledgered(kept, go))
     exclusive = rig.submit(ledgered(killed, go), on_disconnect=OnDisconnect.EXCLUSIVE)
@@ -264,8 +261,7 @@ def test_a_paused_starter_wakes_up_fenced_and_commits_nothing(rig: Rig, tmp_path
 
 
 def test_tasks_that_wait_for_tasks_give_their_slots_back(rig: Rig, tmp_path: Path) -> None:
-    rig.start(cores=1)
-    rig.wait_registered()
+    rig.ready(cores=1)
 
     def outer(path: str) -> str:
         import pathlib
@@ -318,8 +314,7 @@ def test_a_task_that_says_it_waits_and_computes_has_its_core_counted_again(rig: 
             while not pathlib.Path(path).exists():
                 sum(range(100_000))
 
-    agent = rig.start(cores=2, has_groups=of_nobody).agent()
-    rig.wait_registered()
+    agent = rig.ready(cores=2, has_groups=of_nobody).agent()
     go, started = tmp_path / "go", tmp_path / "started"
     number = rig.submit(liar, [call(str(go), str(started))] * 30)
     eventually(started.exists, "the first of them")
@@ -340,8 +335,7 @@ def test_a_task_that_says_it_waits_and_computes_has_its_core_counted_again(rig: 
 
 
 def test_a_store_that_is_away_delays_results_and_loses_none(rig: Rig) -> None:
-    running = rig.start()
-    rig.wait_registered()
+    running = rig.ready()
     make, broken = bytes_maker(), BrokenStore(rig.store)
     running.starter.shared.io.store = broken
     warm = rig.submit(make, [call(20_000)] * 2)
@@ -357,8 +351,7 @@ def test_a_store_that_is_away_delays_results_and_loses_none(rig: Rig) -> None:
 
 
 def test_a_node_whose_spool_is_full_takes_nothing_new(rig: Rig) -> None:
-    running = rig.start(spool_cap_bytes=50_000)
-    rig.wait_registered()
+    running = rig.ready(spool_cap_bytes=50_000)
     make, broken = bytes_maker(), BrokenStore(rig.store)
     running.starter.shared.io.store = broken
     warm = rig.submit(make, [call(20_000)])
@@ -373,8 +366,7 @@ def test_a_node_whose_spool_is_full_takes_nothing_new(rig: Rig) -> None:
 
 
 def test_a_full_disk_drains_the_node_and_space_brings_it_back(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    running = rig.start()
-    rig.wait_registered()
+    running = rig.ready()
     disk = running.starter.shared.disk
     monkeypatch.setattr(disk, "_check", lambda _factor: "the work directory is full")
     eventually(lambda: running.agent().is_draining, "drained")
@@ -400,8 +392,7 @@ def test_an_interpreter_on_a_file_server_that_hangs_holds_up_its_own_work_only(r
 
 
 def test_what_cannot_be_handed_to_a_worker_ends_alone_and_says_why(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    rig.start()
-    rig.wait_registered()
+    rig.ready()
     before = stream.encode
     poison = b"a payload that no frame bears"
 

@@ -84,8 +84,7 @@ def test_a_cancel_reaches_a_python_task(rig: Rig) -> None:
 
 
 def test_an_order_for_nothing_that_is_here_is_crossed_off(rig: Rig) -> None:
-    rig.start()
-    rig.wait_registered()
+    rig.ready()
     crossed_off(rig, order(rig, OrderKind.CANCEL, 12345))
 
 
@@ -139,8 +138,7 @@ def test_what_a_drained_node_returns_of_a_held_submission_is_set_aside(rig: Rig,
 
 
 def test_nothing_without_a_gate_is_claimed_and_others_pass(rig: Rig) -> None:
-    rig.start()
-    rig.wait_registered()
+    rig.ready()
     rig.start("n2")
     held = rig.submit(TRUE, [b""] * 2, drop_gate=True)
     other = rig.submit(TRUE)
@@ -179,8 +177,7 @@ def test_work_that_outlives_the_grace_is_failed_as_a_loss(rig: Rig, tmp_path: Pa
 
 
 def test_a_node_is_never_over_committed(rig: Rig, tmp_path: Path) -> None:
-    rig.start(cores=3, memory_bytes=1000 << 20)
-    rig.wait_registered()
+    rig.ready(cores=3, memory_bytes=1000 << 20)
     ledger = tmp_path / "ledger"
     script = f'echo "+$RMGR_ENTRY" >> "{ledger}"; sleep 0.05; echo "-$RMGR_ENTRY" >> "{ledger}"'
     numbers = []
@@ -200,8 +197,7 @@ def test_a_node_is_never_over_committed(rig: Rig, tmp_path: Path) -> None:
 
 
 def test_a_large_task_is_not_starved_by_small_ones_behind_it(rig: Rig, tmp_path: Path) -> None:
-    rig.start(cores=2)
-    rig.wait_registered()
+    rig.ready(cores=2)
     first = rig.submit(waiter(tmp_path / "go", tmp_path / "s"))
     eventually((tmp_path / "s-0").exists, "one core in use")
     large = rig.submit(Command(argv=("sh", "-c", f"date +%s%N > {tmp_path}/large")), cores=2)
@@ -218,8 +214,7 @@ def test_a_large_task_is_not_starved_by_small_ones_behind_it(rig: Rig, tmp_path:
 def test_small_tasks_pass_a_large_one_where_the_queue_allows_it(zookeeper: ZooKeeperServer, tmp_path: Path) -> None:
     spec = QueueSpec(name="default", backfill_pull=True)
     with own_rig(zookeeper, tmp_path, queues=(spec,)) as rig:
-        rig.start(cores=2)
-        rig.wait_registered()
+        rig.ready(cores=2)
         first = rig.submit(waiter(tmp_path / "go", tmp_path / "s"))
         eventually((tmp_path / "s-0").exists, "one core in use")
         large = rig.submit(TRUE, cores=2)
@@ -231,8 +226,7 @@ def test_small_tasks_pass_a_large_one_where_the_queue_allows_it(zookeeper: ZooKe
 
 
 def test_blocks_that_do_not_suit_the_node_are_left_to_others(rig: Rig) -> None:
-    rig.start(cores=2, memory_bytes=512 << 20)
-    rig.wait_registered()
+    rig.ready(cores=2, memory_bytes=512 << 20)
     big = rig.submit(TRUE, cores=3)
     fat = rig.submit(TRUE, memory_mib=600)
     picky = rig.submit(TRUE, request=Request(features=("gpu",)))
@@ -255,8 +249,7 @@ def test_higher_priority_goes_first(rig: Rig, tmp_path: Path) -> None:
 
 
 def test_at_most_once_is_never_claimed_beyond_the_free_slots(rig: Rig, tmp_path: Path) -> None:
-    rig.start(cores=2)
-    rig.wait_registered()
+    rig.ready(cores=2)
     quick = rig.submit(lambda: None, [call()] * 50, resubmit=False)
     rig.outcomes(quick, 50)
     number = rig.submit(waiter(tmp_path / "go", tmp_path / "s"), [b""] * 20, resubmit=False)
@@ -288,8 +281,7 @@ def test_a_serial_python_block_has_one_slot(rig: Rig) -> None:
 
 
 def test_a_hungry_node_gets_half_of_what_another_has_claimed(rig: Rig, tmp_path: Path) -> None:
-    first = rig.start("n1", cores=1)
-    rig.wait_registered("n1")
+    first = rig.ready("n1", cores=1)
 
     def work(path: str, x: int) -> str:
         import os

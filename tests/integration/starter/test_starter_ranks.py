@@ -37,8 +37,7 @@ WHOLE = f"{shlex.quote(sys.executable)} -m rmgr.cli.main"
 @pytest.fixture
 def rig(rig: Rig) -> Rig:
     for node in ("n1", "n2"):
-        rig.start(node, cores=2, serves=True)
-        rig.wait_registered(node)
+        rig.ready(node, cores=2, serves=True)
     return rig
 
 
@@ -140,8 +139,7 @@ def test_a_rank_that_kills_what_has_started_it_fails_its_job_and_blames_no_node(
 def test_slots_and_ranks_have_processors_of_their_own(zookeeper: ZooKeeperServer, tmp_path: Path) -> None:
     where = f'{shlex.quote(sys.executable)} -I -S -c "import os; print(sorted(os.sched_getaffinity(0)))"'
     with own_rig(zookeeper, tmp_path) as rig:
-        agent = rig.start(cores=2, bind_cpus="yes").agent()
-        rig.wait_registered()
+        agent = rig.ready(cores=2, bind_cpus="yes").agent()
         number, placed = job(rig, f'{RUN} -l sh -c \'echo $RMGR_CPU_BIND; {where}\'; echo "all $RMGR_CPU_BIND"', (("n1", 2),))
         rig.outcomes(number, 1)
         first, second = sorted(os.sched_getaffinity(0))[:2]

@@ -50,9 +50,7 @@ def rig(zookeeper: ZooKeeperServer, place: Path) -> Iterator[Rig]:
 @pytest.fixture(scope="module")
 def node(rig: Rig) -> Running:
     """A Starter of two cores whose work runs as its users (whose names are proven elsewhere)."""
-    running = rig.start("n1", as_users=True, log_cap_bytes=1 << 20)
-    rig.wait_registered()
-    return running
+    return rig.ready("n1", as_users=True, log_cap_bytes=1 << 20)
 
 
 def told(rig: Rig, work: Any, user: Account, **options: Any) -> str:

@@ -26,8 +26,7 @@ def rig(zookeeper: ZooKeeperServer, place: Path) -> Iterator[Rig]:
     with own_rig(zookeeper, place) as made, pytest.MonkeyPatch.context() as patch:
         patch.setattr(starter_use, "_EVERY_S", 0.2)
         patch.setattr(starter_use, "MAX_THINGS", 3000)
-        made.start("n1", as_users=True, cores=4, work_cap_user_bytes=30 * MIB)
-        made.wait_registered()
+        made.ready("n1", as_users=True, cores=4, work_cap_user_bytes=30 * MIB)
         yield made
 
 FILL = "while :; do head -c 1000000 /dev/zero > $(mktemp ./XXXXXXXX); sleep 0.01; done"

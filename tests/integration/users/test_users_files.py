@@ -25,8 +25,7 @@ MIB = 1024 * 1024
 def rig(zookeeper: ZooKeeperServer, place: Path) -> Iterator[Rig]:
     """A Starter of two cores whose work runs as its users, who may have 30 MiB of files each."""
     with own_rig(zookeeper, place) as made:
-        made.start("n1", as_users=True, cores=2, work_cap_user_bytes=30 * MIB)
-        made.wait_registered()
+        made.ready("n1", as_users=True, cores=2, work_cap_user_bytes=30 * MIB)
         yield made
 
 

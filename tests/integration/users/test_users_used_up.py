@@ -39,9 +39,7 @@ def node(accounts: LocalAccounts, rig: Rig, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(process, "_pids_of_user", lambda _limit: _PROCESSES)
     monkeypatch.setattr(process.NodeRunner, "slot_cgroup", _no_cgroup)
     monkeypatch.setattr(node_module, "OUT_S", 5.0)
-    running = rig.start("n1", as_users=True)
-    rig.wait_registered()
-    return running
+    return rig.ready("n1", as_users=True)
 
 
 def _no_cgroup(_runner: object, _name: str) -> SlotCgroup | None:
