@@ -260,9 +260,6 @@ class Paper001Runs(Runs[Paper001Run, Paper001Measures]):
     def mean(self, measure: str, algorithm: str, interval: int, **other: Any) -> float:
         return mean(self.of(measure, algorithm, interval, **other))
 
-    def spread(self, measure: str, algorithm: str, interval: int, **other: Any) -> float:
-        return spread(self.of(measure, algorithm, interval, **other))
-
 
 def ratio(above: Sequence[float], below: Sequence[float]) -> float:
     """Returns the ratio of the means over the seeds."""

@@ -16,7 +16,7 @@ from typing import Any, Literal, TypeAlias
 from rmgr.sched.tree.rotation import Newcomers, Rotation
 from rmgr.sched.tree.shape import AllocationRule, Tree, is_balanced, is_fulfilled
 from rmgr.sim.gangs import SLOTS, Sharing, SlotsOutcome, Spec, Stepped, Task, drawn, run, run_batch, stepped
-from rmgr.sim.papers.report import Cell, Figure, Line, PaperCheck, Point, Runs, Study, Table, Within, WithinBounds, mean, spread
+from rmgr.sim.papers.report import Cell, Figure, Line, PaperCheck, Point, Runs, Study, Table, Within, WithinBounds, mean, over_seeds, spread
 from rmgr.sim.workload.jobs import stream
 
 #: Sizes of tasks go up to half of the machine, but not beyond this (`NOTES` says why).
@@ -374,13 +374,11 @@ def _c4(runs: Paper002Runs) -> Iterator[PaperCheck]:
     )
     yield PaperCheck(
         "C2.4b", "at .368 max TQLB of BF is the height of the tree (median)",
-        paper=7, ours=runs.median("most_tqlb", load=QUIET, allocation=AllocationRule.BF),
-        spread=runs.spread("most_tqlb", load=QUIET, allocation=AllocationRule.BF), rule=Within(),
+        paper=7, **over_seeds(runs.of("most_tqlb", load=QUIET, allocation=AllocationRule.BF), median), rule=Within(),
     )
     yield PaperCheck(
         "C2.4c", "at .368 max TQLB of BF&APA stays small (median)",
-        paper=3, ours=runs.median("most_tqlb", load=QUIET, allocation=AllocationRule.BF_APA),
-        spread=runs.spread("most_tqlb", load=QUIET, allocation=AllocationRule.BF_APA), rule=WithinBounds(at_most=4),
+        paper=3, **over_seeds(runs.of("most_tqlb", load=QUIET, allocation=AllocationRule.BF_APA), median), rule=WithinBounds(at_most=4),
     )
 
 
@@ -402,13 +400,11 @@ def _c6(runs: Paper002Runs) -> Iterator[PaperCheck]:
         within, bounds = rules[load]
         yield PaperCheck(
             f"C2.6{letter}", f"table 4: FCFS batch at {load}, utilisation",
-            paper=utilisation, ours=runs.mean("utilisation", kind="batch", load=load),
-            spread=runs.spread("utilisation", kind="batch", load=load), rule=within,
+            paper=utilisation, **over_seeds(runs.of("utilisation", kind="batch", load=load)), rule=within,
         )
         yield PaperCheck(
             f"C2.6{'b' if not letter else 'd'}", f"table 4: FCFS batch at {load}, longest queue (mean)",
-            paper=queue, ours=runs.mean("longest_queue", kind="batch", load=load),
-            spread=runs.spread("longest_queue", kind="batch", load=load), rule=bounds,
+            paper=queue, **over_seeds(runs.of("longest_queue", kind="batch", load=load)), rule=bounds,
         )
 
 
@@ -423,8 +419,7 @@ def _c7(runs: Paper002Runs) -> Iterator[PaperCheck]:
         )
     yield PaperCheck(
         "C2.7c", "figure 8: utilisation of BF&APA at load 1.0",
-        ours={f"2^{height}": used[1.0][height] for height in runs.heights},
-        spread={f"2^{height}": runs.spread("utilisation", height=height, load=1.0) for height in runs.heights},
+        **over_seeds({f"2^{height}": runs.of("utilisation", height=height, load=1.0) for height in runs.heights}),
         rule=WithinBounds(at_least=0.93, at_most=0.97),
     )
     yield PaperCheck(
@@ -437,8 +432,7 @@ def _c8(runs: Paper002Runs) -> Iterator[PaperCheck]:
     yield PaperCheck(
         "C2.8", "figure 9: mean RETR at load 1.0, about 6 at every height",
         paper={f"2^{height}": 6 for height in runs.heights},
-        ours={f"2^{height}": runs.mean("retr", height=height, load=1.0) for height in runs.heights},
-        spread={f"2^{height}": runs.spread("retr", height=height, load=1.0) for height in runs.heights},
+        **over_seeds({f"2^{height}": runs.of("retr", height=height, load=1.0) for height in runs.heights}),
         rule=WithinBounds(at_least=5, at_most=8),
     )
 
@@ -483,8 +477,7 @@ def _c13(runs: Paper002Runs) -> Iterator[PaperCheck]:
     yield PaperCheck(
         "C2.13", "quanta of equal jobs of one queue, over those of weight 1 (mean)",
         paper={f"weight {weight}": weight for weight in WEIGHTS},
-        ours={f"weight {weight}": sum(one[weight] for one in found) / len(found) for weight in WEIGHTS},
-        spread={f"weight {weight}": spread([one[weight] for one in found]) for weight in WEIGHTS}, rule=Within(relative=0.05),
+        **over_seeds({f"weight {weight}": [one[weight] for one in found] for weight in WEIGHTS}), rule=Within(relative=0.05),
     )
 
 
@@ -504,8 +497,7 @@ def _reported_only(runs: Paper002Runs) -> Iterator[PaperCheck]:
     )
     yield PaperCheck(
         "C2.14c", "section 4: RR is 'very low' (max TQLB at .793, median)",
-        ours=runs.median("most_tqlb", load=BUSY, allocation=AllocationRule.RR),
-        spread=runs.spread("most_tqlb", load=BUSY, allocation=AllocationRule.RR), rule=WithinBounds(at_least=16, at_most=26),
+        **over_seeds(runs.of("most_tqlb", load=BUSY, allocation=AllocationRule.RR), median), rule=WithinBounds(at_least=16, at_most=26),
         required=False,
     )
 
@@ -551,14 +543,12 @@ def _table(runs: Paper002Runs, name: str, what: str, load: float, used: Within, 
     yield PaperCheck(
         name, f"{what}: utilisation at {load}",
         paper={NAMES[policy]: PAPER[policy][at] for policy in PAPER},
-        ours={NAMES[policy]: runs.mean("utilisation", load=load, allocation=policy) for policy in PAPER},
-        spread={NAMES[policy]: runs.spread("utilisation", load=load, allocation=policy) for policy in PAPER}, rule=used,
+        **over_seeds({NAMES[policy]: runs.of("utilisation", load=load, allocation=policy) for policy in PAPER}), rule=used,
     )
     yield PaperCheck(
         f"{name}b", f"{what}: max TQLB at {load} (median)",
         paper={NAMES[policy]: PAPER[policy][at + 1] for policy in PAPER},
-        ours={NAMES[policy]: runs.median("most_tqlb", load=load, allocation=policy) for policy in PAPER},
-        spread={NAMES[policy]: runs.spread("most_tqlb", load=load, allocation=policy) for policy in PAPER}, rule=longest,
+        **over_seeds({NAMES[policy]: runs.of("most_tqlb", load=load, allocation=policy) for policy in PAPER}, median), rule=longest,
     )
 
 

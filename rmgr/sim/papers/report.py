@@ -350,11 +350,13 @@ def spread(values: Sequence[Number]) -> float:
     return stdev(values) if len(values) > 1 else 0.0
 
 
-def over_seeds(values: Sequence[Number] | Mapping[str, Sequence[Number]]) -> dict[str, Any]:
-    """Returns `ours` and `spread` of a check: the mean of one value per seed, or of each row of such values."""
+def over_seeds(
+    values: Sequence[Number] | Mapping[str, Sequence[Number]], middle: Callable[[Sequence[Number]], Number] = mean
+) -> dict[str, Any]:
+    """Returns `ours` and `spread` of a check: the mean, or another middle, of one value per seed, or of each row of such values."""
     if isinstance(values, Mapping):
-        return {"ours": {row: mean(its) for row, its in values.items()}, "spread": {row: spread(its) for row, its in values.items()}}
-    return {"ours": mean(values), "spread": spread(values)}
+        return {"ours": {row: middle(its) for row, its in values.items()}, "spread": {row: spread(its) for row, its in values.items()}}
+    return {"ours": middle(values), "spread": spread(values)}
 
 
 def _plain(value: Value) -> Any:
