@@ -14,6 +14,7 @@ from typing import Any
 from rmgr.adapters.cassandra.schema import FOUNDED_NAME, MIGRATIONS, NEWEST, VERSION_NAME, ask
 from rmgr.adapters.cassandra.url import parse_url
 from rmgr.adapters.store_rules import now_ms
+from tests.harness.fair_time import undisturbed
 
 #: The partition key of each table.
 TABLES = {
@@ -44,7 +45,7 @@ class Keyspaces:
         if not self._made:
             from rmgr.adapters.cassandra.setup import init_store
 
-            init_store(parse_url(self.url))
+            undisturbed(init_store)(parse_url(self.url))  # its nodes agree on the schema within 10 s, or it gives up
             self._made = True
         elif folder not in self._seen:
             self.empty()

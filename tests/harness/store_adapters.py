@@ -21,8 +21,10 @@ import pytest
 from rmgr.adapters.store_rules import CHUNK_BYTES
 from rmgr.adapters.stores import open_store
 from rmgr.coord.protocol.ports import Store
+from rmgr.errors import StoreUnavailable
 from tests.harness import cassandra_keyspaces
 from tests.harness.memory_store import MemoryStore
+from tests.harness.waiting import eventually
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,7 +97,18 @@ ADAPTERS = {
 def open_adapter(adapter: Adapter, folder: Path) -> Store:
     """Opens a store of this kind in `folder`. The one in memory is not for users, so `open_store` does not know its URL."""
     url = adapter.url(folder)
-    return MemoryStore() if url == _MEMORY else open_store(url, **adapter.options)
+    if url == _MEMORY:
+        return MemoryStore()
+    store = open_store(url, **adapter.options)
+    eventually(lambda: _is_reached(store), "its node is reached: where the machine stands still meanwhile, the first calls are refused")
+    return store
+
+
+def _is_reached(store: Store) -> bool:
+    with contextlib.suppress(StoreUnavailable):
+        store.get("nothing")
+        return True
+    return False
 
 
 def ready(request: pytest.FixtureRequest) -> Adapter:

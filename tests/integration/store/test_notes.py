@@ -66,7 +66,7 @@ def test_many_values_are_read_with_what_is_known_of_them_and_large_ones_only_tol
 @pytest.mark.parametrize("count", [1, 3, 1100])  # more than a part of claims (500), SQLite's variables (999), a page of keys (1,000)
 def test_many_are_deleted_and_told_of_which_were_there(store: Store, count: int) -> None:
     rows = [(f"name/{n:04d}", b"%d" % n) for n in range(count)]
-    store.put_many([*rows, ("name/kept", b"kept")])
+    store.put_many([*rows, ("name/kept", b"kept")], timeout_s=60)
     store.put("name/0000", pattern(CHUNK_BYTES + 1))
     asked = [key for key, _ in reversed(rows)]
     assert store.delete_many([*asked, "name/absent", asked[0]]) == asked
@@ -74,7 +74,7 @@ def test_many_are_deleted_and_told_of_which_were_there(store: Store, count: int)
     assert store.delete_many([]) == []
     assert store.get_many(asked) == {}
     assert store.keys("name/") == ["name/kept"]
-    store.put_many(rows, overwrite=False)
+    store.put_many(rows, overwrite=False, timeout_s=60)
     assert store.usage("name/")[0] == count + 1
 
 
