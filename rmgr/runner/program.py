@@ -390,6 +390,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         self._variables: dict[int, _Variable] = {}
         #: Where the instances of a class lie in modules, by id. Each is held, so ids stay theirs.
         self._homes: dict[type, dict[int, tuple[types.ModuleType, str, object]]] = {}
+        self._guarded: dict[type, bool] = {}
         #: Objects defined by other groups: an object that two names share stays one object.
         self._others: dict[int, Name] = {}
         if versions is not None:
@@ -460,8 +461,18 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             return functools.partial(kind, **given), ()
         if self._versions is not None and kind is contextvars.ContextVar:
             return _context_variable, (thing.name, *(() if (value := thing.get(_MISSING)) is _MISSING else (value,)))
-        reduced = super().reducer_override(thing)
-        return self._reduce_instance(thing, kind) if reduced is NotImplemented else reduced
+        reduced: Any = super().reducer_override(thing)
+        if reduced is not NotImplemented:
+            return reduced
+        reduced = self._reduce_instance(thing, kind)
+        if (is_guarded := self._guarded.get(kind)) is None:
+            is_guarded = self._guarded[kind] = kind not in self.dispatch_table and _is_guarded(kind)
+        if not is_guarded:
+            return reduced
+        whole: Any = object.__reduce_ex__(thing, PROTOCOL) if reduced is NotImplemented else reduced
+        made, given, state, items, pairs = (*whole, None, None, None)[:5]
+        is_plain = isinstance(state, dict) or (isinstance(state, tuple) and len(state) == 2)
+        return (made, given, state, items, pairs, _set_attributes) if is_plain else reduced
 
     def _reduce_instance(self, thing: Any, kind: Any) -> Any:
         """Returns how an object is pickled that gives itself a name of the program, or for which a `__new__` would look in its class, which
@@ -584,6 +595,20 @@ def _is_mere_identity(thing: object, kind: Any) -> bool:
     return not any(isinstance(member, types.MemberDescriptorType) for parent in kind.__mro__ for member in vars(parent).values())
 
 
+def _is_guarded(kind: Any) -> bool:
+    """Returns whether reading an object's pickle would ask the object itself for attributes that it does not have yet, or set them through
+    it: its class says how they are looked up, or how those of `__slots__` are set."""
+    if kind.__reduce_ex__ is not object.__reduce_ex__ or kind.__reduce__ is not object.__reduce__:
+        return False
+    members = {name: member for parent in reversed(kind.__mro__) for name, member in vars(parent).items()}
+    if "__setstate__" in members:
+        return False
+    if "__getattr__" in members or isinstance(members["__getattribute__"], types.FunctionType):
+        return True
+    has_slots = any(isinstance(member, types.MemberDescriptorType) for member in members.values())
+    return has_slots and isinstance(members["__setattr__"], types.FunctionType)
+
+
 def _is_struct(kind: type) -> bool:
     return "msgspec" in sys.modules and isinstance(kind, type(sys.modules["msgspec"].Struct))
 
@@ -687,6 +712,15 @@ def _module(number: str, module: str) -> types.ModuleType:
     program = _known(number)
     program.namespace(module)
     return sys.modules[module] if program.is_own else program._modules[module]  # noqa: SLF001 - of this module
+
+
+def _set_attributes(made: object, state: Any) -> None:
+    """Sets attributes past what the class does when they are looked up or set, as `copy` and `pickle` do for other classes."""
+    own, slots = state if isinstance(state, tuple) else (state, None)
+    if own:
+        object.__getattribute__(made, "__dict__").update(own)
+    for name, value in (slots or {}).items():
+        object.__setattr__(made, name, value)
 
 
 def _variable() -> types.CellType:

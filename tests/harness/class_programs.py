@@ -883,4 +883,68 @@ CLASS_PROGRAMS = {
                 except ValueError as error:
                     print(error.args, type(error.args[0]) is Table)
     """,
+    "objects that look up or refuse attributes": """
+        import importlib
+        class Wrapper:
+            def __init__(self, inner):
+                self._inner = inner
+            def __getattr__(self, name):
+                return getattr(self._inner, name)
+        class Fields:
+            def __init__(self, **data):
+                self.__dict__["data"] = data
+            def __getattr__(self, name):
+                return self.data[name]
+            def __setattr__(self, name, value):
+                self.data[name] = value
+        class Api:
+            def __init__(self, base):
+                self.base = base
+            def __getattr__(self, name):
+                return lambda: self.base + "/" + name
+        class Lazy:
+            def __init__(self, name):
+                self.__name = name
+            def __getattr__(self, name):
+                return getattr(importlib.import_module(self.__name), name)
+        class Counted(dict):
+            asked = ()
+            def __getattribute__(self, name):
+                counts = object.__getattribute__(self, "counts")
+                counts[name] = counts.get(name, 0) + 1
+                return object.__getattribute__(self, name)
+            def __init__(self, **values):
+                object.__setattr__(self, "counts", {})
+                self.update(values)
+        class Point:
+            __slots__ = ("x", "y")
+            def __init__(self, x, y):
+                object.__setattr__(self, "x", x)
+                object.__setattr__(self, "y", y)
+            def __setattr__(self, name, value):
+                raise TypeError("a point stays where it is")
+        class Named(Point):
+            def __init__(self, x, y, name):
+                super().__init__(x, y)
+                self.__dict__["name"] = name
+        class Found:
+            def __new__(cls, number):
+                made = super().__new__(cls)
+                made.__dict__["number"] = number
+                return made
+            def __getattr__(self, name):
+                return self.number
+        wrapper, fields, api, lazy, counted = Wrapper([3, 1]), Fields(x=1), Api("http:"), Lazy("colorsys"), Counted(a=1)
+        point, named, found = Point(1, 2), Named(3, 4, "n"), Found(7)
+        def use():
+            fields.y = 2
+            told = wrapper.index(1), wrapper._inner, fields.x, fields.data, api.users(), api.base, lazy.rgb_to_yiq(0, 0, 0)
+            try:
+                point.x = 5
+            except TypeError as error:
+                return *told, dict(counted), counted.counts["update"], point.x, point.y, named.x, named.name, found.anything, str(error)
+        if __name__ == "__main__":
+            with pool() as executor:
+                print(executor.submit(use).result())
+    """,
 }
