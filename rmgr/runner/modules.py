@@ -67,7 +67,10 @@ def _is_private(name: str, module: object) -> bool:
     spec = _attribute(module, "__spec__")
     if spec is None:
         file = _attribute(module, "__file__")
-        return "." not in name and (_attribute(module, "__name__") == name if file is None else _is_private_file(name, str(file)))
+        if "." in name:
+            parent = name.rpartition(".")[0]
+            return file is None and _attribute(module, "__name__") == name and _is_private(parent, sys.modules.get(parent))
+        return _attribute(module, "__name__") == name if file is None else _is_private_file(name, str(file))
     loader = spec.loader if isinstance(spec.loader, type) else type(spec.loader)
     if loader.__module__ not in _IMPORT_SYSTEM and (loader.__module__.startswith("_pytest.") or _is_of_program(loader)):
         return True

@@ -328,16 +328,24 @@ class Program:
             return set()
         return {(module, name) for name in _globals_of(function.__code__) if name in function.__globals__}
 
+    def names_in(self, module: str) -> set[Name]:
+        """Returns the names that one of its modules has, without Python's own."""
+        return {(module, name) for name in self.namespace(module) if not name.startswith("__")}
+
     def perhaps_mentioned_by(self, thing: types.FunctionType | type) -> set[Name]:
-        """Returns names that its code may look up as text, and those in its annotations; it may well run without them."""
+        """Returns names that its code may look up as text, those of modules that it imports, and those in its annotations; it may well run
+        without them."""
         module = thing.__module__
         if isinstance(thing, types.FunctionType):
             module = self.module_with(thing.__globals__) or ""
         if module not in self.modules():
             return set()
+        if isinstance(thing, types.FunctionType):
+            where = {module} if _looks_up(thing.__code__) else set()
+            where.update(imported for imported in _imports_of(thing.__code__) if imported in self.modules())
+            if where:
+                return {name for one in where for name in self.names_in(one)}
         namespace = self.namespace(module)
-        if isinstance(thing, types.FunctionType) and _looks_up(thing.__code__):
-            return {(module, name) for name in namespace if not name.startswith("__")}
         texts = [text for text in annotations_of(thing).values() if isinstance(text, str)]
         return {(module, name) for text in texts for name in _WORD.findall(text) if name in namespace}
 
@@ -432,10 +440,8 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
                 return self._name(*name)
             if kind is typing.NewType:
                 return _new_type, (thing.__qualname__, thing.__supertype__, thing.__module__)
-        if kind is types.ModuleType and thing.__name__ in self._program.modules():
-            module = thing.__name__
-            self.needs.update((module, name) for name in vars(thing) if not name.startswith("__"))
-            return _module, (self._program.number, module)
+        if issubclass(kind, types.ModuleType):
+            return self._reduce_module(thing, kind)
         if issubclass(kind, _DESCRIPTORS) and kind not in _DESCRIPTORS and kind.__reduce_ex__ is object.__reduce_ex__:
             base = next(parent for parent in _DESCRIPTORS if issubclass(kind, parent))
             parts = (thing.fget, thing.fset, thing.fdel, thing.__doc__) if base is property else (thing.__func__,)
@@ -473,6 +479,20 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         made, given, state, items, pairs = (*whole, None, None, None)[:5]
         is_plain = isinstance(state, dict) or (isinstance(state, tuple) and len(state) == 2)
         return (made, given, state, items, pairs, _set_attributes) if is_plain else reduced
+
+    def _reduce_module(self, module: types.ModuleType, kind: type) -> Any:
+        if kind is not types.ModuleType and (kind.__reduce_ex__ is not object.__reduce_ex__ or kind.__reduce__ is not object.__reduce__):
+            return NotImplemented
+        name, given = str(modules.namespace_of(module).get("__name__")), modules.namespace_of(module)
+        if name in self._program.modules():
+            self.needs.update(self._program.names_in(name))
+            return _module, (self._program.number, name)
+        if kind is types.ModuleType:
+            return super().reducer_override(module)
+        if sys.modules.get(name) is module:  # an instance of a subclass that has put itself there
+            return cp.subimport, (name,)
+        state = {key: value for key, value in given.items() if key not in _OF_MODULES}
+        return kind.__new__, (kind, name), state, None, None, _set_attributes
 
     def _reduce_instance(self, thing: Any, kind: Any) -> Any:
         """Returns how an object is pickled that gives itself a name of the program, or for which a `__new__` would look in its class, which
@@ -649,6 +669,8 @@ _ENVIRON = type(os.environ)
 _DESCRIPTORS = (property, classmethod, staticmethod)
 #: What the streams of a process write to.
 _BINARY = (io.BufferedWriter, io.FileIO)
+#: What each module has, as Python has set it.
+_OF_MODULES = frozenset({"__name__", "__builtins__", "__loader__", "__spec__"})
 #: Dictionaries with a reference to themselves, which cannot be pickled.
 _WEAK = (weakref.WeakKeyDictionary, weakref.WeakValueDictionary)
 
@@ -1028,6 +1050,19 @@ def _globals_of(code: types.CodeType) -> frozenset[str]:
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
             names |= _globals_of(constant)
+    return frozenset(names)
+
+
+@functools.lru_cache(maxsize=4096)
+def _imports_of(code: types.CodeType) -> frozenset[str]:
+    """Returns what code and the functions in it may import: modules, packages that hold them, and words that may be a module's name."""
+    words = {instruction.argval for instruction in dis.get_instructions(code) if instruction.opname == "IMPORT_NAME"}
+    names = {".".join(parts[:end]) for parts in (word.split(".") for word in words) for end in range(1, len(parts) + 1)}
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            names |= _imports_of(constant)
+        elif isinstance(constant, str) and constant != MAIN:  # of `import_module`
+            names.add(constant)
     return frozenset(names)
 
 

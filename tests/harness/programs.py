@@ -621,6 +621,50 @@ PROGRAMS = {
             with pool() as executor:
                 print(executor.submit(double, 2).result(), type(lazy).__name__)
     """,
+    "modules that the program puts there": """
+        import importlib, sys, types
+        def made(name, text):
+            module = sys.modules[name] = types.ModuleType(name)
+            exec(text, vars(module))
+            return module
+        plain = made("plain_one", "factor = 5\\ndef work(n): return n * factor\\nhandle = open('/dev/null', 'w')")
+        made("package_one", "inside = 3")
+        sys.modules["package_one"].deep = made("package_one.deep", "class Thing: pass")
+        made("by_text", "n = 8")
+        class Computed(types.ModuleType):
+            def __getattr__(self, name):
+                if name.startswith("__"):
+                    raise AttributeError(name)
+                return name + self.suffix
+        computed = Computed("computed")
+        computed.suffix = "!"
+        # As libraries do that replace themselves, or load a part when it is used.
+        with open("replacing.py", "w") as file:
+            file.write("import sys, types\\nclass Own(types.ModuleType):\\n")
+            file.write("    def __getattr__(self, name): return [name][name[0] == '_']\\n")
+            file.write("def work(n): return n\\nown = Own(__name__)\\nown.__dict__.update(globals())\\nsys.modules[__name__] = own\\n")
+        import replacing
+        class Later(types.ModuleType):
+            def __init__(self, name):
+                super().__init__(name)
+                self.real = name
+            def __getattr__(self, name):
+                return getattr(importlib.import_module(self.real), name)
+        wave = Later("wave")
+        def use(n):
+            import plain_one
+            import package_one.deep
+            from package_one import inside
+            text = importlib.import_module("by_text").n
+            told = plain_one.work(n), inside, type(package_one.deep.Thing()).__name__, text
+            return *told, computed.grey, replacing.work(n), replacing.other, wave.open.__name__
+        def main_itself():
+            import __main__
+            return __main__.use is use, __main__.wave is wave
+        if __name__ == "__main__":
+            with pool() as executor:
+                print(list(executor.map(use, range(2))), executor.submit(plain.work, 2).result(), executor.submit(main_itself).result())
+    """,
     "sentinels of modules": """
         import dataclasses, socket
         DEFAULT = socket._GLOBAL_DEFAULT_TIMEOUT
