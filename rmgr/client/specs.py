@@ -156,7 +156,7 @@ def python_environment(*, python: str = "", modules: tuple[str, ...] = (), initi
         warnings=filters_of_warnings(),
         modules=tuple(dict.fromkeys((*modules, *inherited()))),
         initializer=initializer,
-        worker_group=group,
+        worker_group=group or program.mine().workers["group"],
         program=program.mine().number,
     )
 

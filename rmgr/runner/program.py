@@ -63,12 +63,13 @@ _lock = threading.RLock()
 @dataclass(frozen=True, slots=True, eq=False)
 class _Group:
     """Names that were pickled together, so that shared objects stay shared. at: number of groups made before. needs: every name that one of
-    them mentions."""
+    them mentions. values: what they were bound to."""
 
     at: int
     versions: tuple[tuple[str, str, int], ...]
     data: bytes
     needs: frozenset[Name]
+    values: dict[Name, object]
 
 
 @dataclass(slots=True)
@@ -108,6 +109,8 @@ class Program:
         self._groups = 0  # made so far
         self._last_version = 0
         self.last_front: tuple[list[_Group], bytes] = ([], b"")
+        #: "group": of the workers that have its values as they were last looked at, "" as long as none had changed in place.
+        self.workers: dict[str, Any] = {"group": ""}
 
     # -- names -------------------------------------------------------------------------------------------------------
 
@@ -216,8 +219,26 @@ class Program:
                 self._make_group(alone or fresh, must)
                 return self.groups_of(needs, strict)
             groups = {group for name in seen if name in self._bound and (group := self._bound[name].group) is not None}
-            bound_now = tuple((self.namespace(name[0]), name[1], value) for name, value in seen.items())
-            return sorted(groups, key=lambda group: group.at), Snapshot(bound_now)
+            bound_now = [(self.namespace(name[0]), name[1], value) for name, value in seen.items()]
+            bound_now.append((self.workers, "group", self.workers["group"]))
+            return sorted(groups, key=lambda group: group.at), Snapshot(tuple(bound_now))
+
+    def look_again(self) -> None:
+        """Forgets what was pickled if a value has changed in place since: later work has values as they are now, in fresh workers, as in a
+        new pool of processes. Cost: pickles what was sent."""
+        if not self.is_here:
+            return
+        with _lock:
+            groups = {bound.group for bound in self._bound.values() if bound.group is not None}
+            if any(map(self._has_changed, groups)):
+                self._bound.clear()  # all of it: groups name what other groups have
+                self.workers["group"] = os.urandom(16).hex()
+
+    def _has_changed(self, group: _Group) -> bool:
+        try:
+            return self._pickled(group.values, {(module, name): version for module, name, version in group.versions})[0] != group.data
+        except Exception:  # noqa: BLE001 - __reduce__ of user classes may raise anything
+            return True
 
     def _is_left_out(self, name: Name, value: object) -> bool:
         return self._left_out.get(name, _MISSING) is value
@@ -238,7 +259,7 @@ class Program:
             if not more:
                 break
             names = names | more
-        group = _Group(self._groups, tuple((*name, versions[name]) for name in values), data, frozenset(found | names))
+        group = _Group(self._groups, tuple((*name, versions[name]) for name in values), data, frozenset(found | names), values)
         self._groups += 1
         for name, value in values.items():
             self._bound[name] = _Bound(value, versions[name], group)
@@ -352,6 +373,9 @@ class Program:
 
 def annotations_of(thing: types.FunctionType | type) -> Mapping[str, object]:
     """Returns its own annotations; as text if they name what is not there, as they may since Python 3.14 computes them late."""
+    if sys.version_info < (3, 14) and isinstance(thing, type):
+        own: Mapping[str, object] = vars(thing).get("__annotations__", {})  # asking it would give it some, and make another pickle of it
+        return own
     try:
         return getattr(thing, "__annotations__", {})
     except Exception:
@@ -480,7 +504,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         is_plain = isinstance(state, dict) or (isinstance(state, tuple) and len(state) == 2)
         return (made, given, state, items, pairs, _set_attributes) if is_plain else reduced
 
-    def _reduce_module(self, module: types.ModuleType, kind: type) -> Any:
+    def _reduce_module(self, module: types.ModuleType, kind: Any) -> Any:
         if kind is not types.ModuleType and (kind.__reduce_ex__ is not object.__reduce_ex__ or kind.__reduce__ is not object.__reduce__):
             return NotImplemented
         name, given = str(modules.namespace_of(module).get("__name__")), modules.namespace_of(module)
@@ -593,7 +617,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             maker, arguments = _enumeration, (bases, called, qualname, members, module, getattr(kind, "_boundary_", None), tracker)
             state = {name: value for name, value in state[0].items() if name not in members}, state[1]
         methods: dict[str, object] = {name: value for name, value in state[0].items() if isinstance(value, _METHODS)}
-        values = {name: value for name, value in state[0].items() if name not in methods}
+        values = {name: value for name, value in state[0].items() if name not in methods and name != "__slotnames__"}  # kept by `copyreg`
         state = _Methods(kind, methods), values, _known_by_members(kind)
         version = 0
         if name is not None and self._versions is not None:

@@ -286,6 +286,44 @@ PROGRAMS = {
                 print([executor.submit(count, n).result() for n in range(5)])
             print(calls)
     """,
+    "pools one after the other": """
+        import collections
+        found, settings, counts = [], {"depth": 1}, collections.Counter()
+        class Model:
+            rate = 1
+            registry = {}
+        class Config:
+            def __init__(self):
+                self.debug = False
+        config, left = Config(), Config()
+        right = left
+        def note(key):
+            Model.registry[key] = config
+        def use(_=None):
+            return len(found), settings["depth"], counts["a"], Model.rate, sorted(Model.registry), config.debug
+        def lefts():
+            return left.debug
+        def rights():
+            return right.debug
+        def same(model):
+            return model is Model and Model.registry.get("a") is config
+        if __name__ == "__main__":
+            for n in range(3):
+                with pool(1) as executor:
+                    print(executor.submit(use).result(), executor.submit(same, Model).result(), list(executor.map(use, range(2))))
+                    print([executor.submit(called).result() for called in (lefts, rights)])
+                left.debug = n
+                if n == 0:
+                    found.append(n)
+                    counts.update("a")
+                    note("a")
+                    Model.rate = 2
+                else:
+                    settings["depth"] += 1
+                    config.debug = True
+            with pool(1, initializer=note, initargs=("b",)) as executor:
+                print(executor.submit(use).result())
+    """,
     "a fresh callable a call": """
         class Counter:
             def __init__(self):

@@ -64,6 +64,7 @@ _SOME = [
     "wrappers",
     "exceptions of the program",
     "one worker keeps its globals",
+    "pools one after the other",
     "a fresh callable a call",
     "subclasses that register",
     "metaclasses that remember",

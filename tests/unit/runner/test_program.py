@@ -24,6 +24,7 @@ class pool:
     def __init__(self, workers=2, initializer=None, initargs=()):
         from rmgr.runner import program
         self.program = program
+        program.mine().look_again()
         environment = dict(os.environ, PYTHONPATH=os.environ["WORKER_PATH"])
         words = [sys.executable, os.environ["WORKER"], program.mine().number]
         self.process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment)
