@@ -486,6 +486,10 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             return getattr, (os, "environ" if thing is os.environ else "environb")
         if kind is struct.Struct:
             return struct.Struct, (thing.format,)
+        if self._versions is not None and isinstance(thing, threading.local) and kind.__reduce_ex__ is object.__reduce_ex__:
+            return kind.__new__, (kind,), {name: value for name, value in vars(thing).items() if self._can_travel(value)}
+        if (kind.__module__, kind.__name__) == ("_json", "Scanner"):  # of a JSONDecoder
+            return _json_scanner, ({name: getattr(thing, name) for name in dir(kind) if not name.startswith("_")},)
         if (kind.__module__, kind.__name__) == ("msgspec", "Meta"):  # constraints in annotations of a Struct
             given = {name: value for name in dir(kind) if not name.startswith("_") and (value := getattr(thing, name)) is not None}
             return functools.partial(kind, **given), ()
@@ -543,6 +547,13 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
                 return NotImplemented
         arguments = () if base is object else base.__getnewargs__(thing)
         return base.__new__, (kind, *arguments), thing.__getstate__()
+
+    def _can_travel(self, value: object) -> bool:
+        try:
+            _Pickler(io.BytesIO(), self._program, self._versions).dump(value)
+        except Exception:  # noqa: BLE001 - __reduce__ of user classes may raise anything
+            return False
+        return True
 
     def _home_of(self, thing: object, kind: type) -> tuple[types.ModuleType, str] | None:
         """Returns the module that nodes have, and the name there, of an object that is nothing but itself: `dataclasses.MISSING`.
@@ -684,7 +695,6 @@ def _options_of_struct(kind: Any) -> dict[str, object]:
 _EACH_ITS_OWN: dict[type, Callable[[], object]] = {
     type(threading.Lock()): threading.Lock,
     type(threading.RLock()): threading.RLock,
-    threading.local: threading.local,
     random.SystemRandom: random.SystemRandom,
 }
 #: Of `os.environ` and `os.environb`: a global of this type is the worker's own.
@@ -933,6 +943,12 @@ def _new_type(name: str, of: Any, module: str) -> object:
     made = typing.NewType(name, of)  # type: ignore[misc]
     made.__module__ = module
     return made
+
+
+def _json_scanner(options: dict[str, Any]) -> object:
+    from json.scanner import c_make_scanner  # type: ignore[attr-defined]
+
+    return c_make_scanner(types.SimpleNamespace(**options))
 
 
 def _context_variable(name: str, *value: object) -> contextvars.ContextVar[object]:

@@ -183,6 +183,31 @@ PROGRAMS = {
             with pool() as executor:
                 print(list(executor.map(guarded, range(4))))
     """,
+    "values of a thread, and decoders": """
+        import json, threading
+        class Own(threading.local):
+            def __init__(self, size):
+                self.size, self.seen = size, []
+        class Exact(json.JSONDecoder):
+            def __init__(self):
+                super().__init__(parse_float=str, object_hook=self.changed)
+            def changed(self, found):
+                return {**found, "by": type(self).__name__}
+        plain, own, decoder, exact = threading.local(), Own(3), json.JSONDecoder(), Exact()
+        plain.n, plain.closed, own.none = 5, open("/dev/null", "rb"), None
+        own.seen.append(1)
+        def use():
+            own.seen.append(2)
+            plain.n += 1
+            other = []
+            thread = threading.Thread(target=lambda: other.append(hasattr(plain, "n")))
+            thread.start()
+            thread.join()
+            return plain.n, own.size, own.seen, own.none, other, decoder.decode("[1.5]"), exact.decode('{"a": 1.50}')
+        if __name__ == "__main__":
+            with pool() as executor:
+                print(executor.submit(use).result())
+    """,
     "recursion and cycles": """
         class A:
             def other(self):
