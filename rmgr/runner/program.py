@@ -321,13 +321,13 @@ class Program:
                 continue
             found.add(name)
             value = self.namespace(name[0]).get(name[1])
-            if isinstance(value, types.FunctionType):
+            if type(value) is types.FunctionType:
                 todo.extend(self.mentioned_by(value))
         return found
 
     def _mentioned(self, value: object) -> Iterator[Name]:
         """Yields names mentioned by functions and by methods of classes, so that all are pickled in one go."""
-        if isinstance(value, types.FunctionType):
+        if type(value) is types.FunctionType:
             yield from self.mentioned_by(value)
         elif isinstance(value, type):
             for member in vars(value).values():
@@ -488,6 +488,9 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             return struct.Struct, (thing.format,)
         if self._versions is not None and isinstance(thing, threading.local) and kind.__reduce_ex__ is object.__reduce_ex__:
             return kind.__new__, (kind,), {name: value for name, value in vars(thing).items() if self._can_travel(value)}
+        if "wrapt" in sys.modules and issubclass(kind, sys.modules["wrapt"].FunctionWrapper):  # it claims to be what it wraps
+            shown = thing.__wrapped__, thing._self_wrapper, thing._self_enabled  # noqa: SLF001 - it has no other names
+            return _wrapper_of_wrapt, (None if kind is sys.modules["wrapt"].FunctionWrapper else kind, *shown)
         if (kind.__module__, kind.__name__) == ("_json", "Scanner"):  # of a JSONDecoder
             return _json_scanner, ({name: getattr(thing, name) for name in dir(kind) if not name.startswith("_")},)
         if (kind.__module__, kind.__name__) == ("msgspec", "Meta"):  # constraints in annotations of a Struct
@@ -598,6 +601,8 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         return self._cells[name]
 
     def _reduce_class(self, kind: type, name: tuple[str, str] | None) -> Any:
+        if kind.__module__ == "_wrappers" and "wrapt" in sys.modules:  # a name that nobody can import
+            return getattr, (sys.modules["wrapt"], kind.__name__)
         reduced = super().reducer_override(kind)
         if reduced is NotImplemented and name is not None:
             reduced = cp._dynamic_class_reduce(kind)  # noqa: SLF001 - cloudpickle takes its module for one that can be imported
@@ -945,6 +950,15 @@ def _new_type(name: str, of: Any, module: str) -> object:
     return made
 
 
+def _wrapper_of_wrapt(kind: Any, *parts: Any) -> object:
+    import wrapt  # type: ignore[import-not-found,import-untyped,unused-ignore]
+
+    base: Any = wrapt.FunctionWrapper
+    made: object = base.__new__(kind or base)
+    base.__init__(made, *parts)
+    return made
+
+
 def _json_scanner(options: dict[str, Any]) -> object:
     from json.scanner import c_make_scanner  # type: ignore[attr-defined]
 
@@ -1222,7 +1236,7 @@ def dump(value: object, file: Any) -> tuple[bytes, Snapshot]:
 
 def _functions_in(value: object) -> Iterator[types.FunctionType]:
     """Yields the plain functions in a callable, whose names must not be left out."""
-    if isinstance(value, types.FunctionType):
+    if type(value) is types.FunctionType:
         yield value
     elif isinstance(value, functools.partial):
         for part in (value.func, *value.args, *value.keywords.values()):

@@ -423,6 +423,37 @@ PROGRAMS = {
             with pool() as executor:
                 print(list(executor.map(use, range(4))), executor.submit(max, Card(1), Card(3)).result().n)
     """,
+    "decorators of wrapt": """
+        try:
+            import wrapt
+        except ImportError:  # libraries bring it: Deprecated, debugpy, opentelemetry
+            wrapt = None
+        calls = []
+        if wrapt is not None:
+            @wrapt.decorator
+            def counted(wrapped, instance, args, kwargs):
+                calls.append(wrapped.__name__)
+                return wrapped(*args, **kwargs) + 100
+            @counted
+            def work(n):
+                return n if n == 0 else work(n - 1)
+            class Model:
+                @counted
+                def use(self, n):
+                    return n * 10
+                @counted
+                @classmethod
+                def make(cls, n):
+                    return len(cls.__name__) + n
+            def use(n):
+                @counted
+                def inside(n):
+                    return n
+                return work(n), Model().use(n), Model.make(n), inside(n), calls, work.__name__
+        if __name__ == "__main__":
+            with pool(1) as executor:
+                print(executor.submit(use, 1).result() if wrapt else None)
+    """,
     "tables of functions": """
         import operator
         def double(n):
