@@ -159,6 +159,7 @@ PRIVATE: dict[str, tuple[Private, ...]] = {
     ),
     "pickle": (Private("_Unpickler", "runner/program.py"),),
     "threading": (Private("_register_atexit", "client/connection.py", ("func", "arg", "kwargs")),),
+    "wrapt:FunctionWrapper": (Private("_self_wrapper", "runner/program.py"), Private("_self_enabled", "runner/program.py")),
 }
 #: The classes of kazoo that those of `adapters/zookeeper/client.py` derive from, and their files.
 _DERIVED_FROM = {
