@@ -283,11 +283,11 @@ def test_nothing_configured_says_rmgr_dev(bare_home: Path, capsys: pytest.Captur
     assert "rmgr dev" in err
     code, _, err = run("report", capsys=capsys)
     assert (code, "no cluster is configured" in err, "rmgr dev" in err) == (5, True, True)
-    code, _, err = run("jobs", "--zk", "127.0.0.1:1/x", "--timeout", "0.2", capsys=capsys)
+    code, _, err = run("jobs", "--zk", "127.0.0.1:1/x", "--timeout", "3", capsys=capsys)
     assert (code, "is it running? its address comes from --zk" in err) == (6, True)
     (bare_home / ".rmgr").mkdir()
     (bare_home / ".rmgr" / "dev.toml").write_text(f'[dev]\npids = [{os.getpid()}]\ndirectory = "/x"\n\n[cluster]\nzk = "127.0.0.1:1/x"\n')
-    code, _, err = run("jobs", "--timeout", "0.2", capsys=capsys)
+    code, _, err = run("jobs", "--timeout", "3", capsys=capsys)
     assert (code, "it is that of your rmgr dev: rmgr dev status tells" in err) == (6, True)
 
 
