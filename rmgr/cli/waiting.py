@@ -595,21 +595,22 @@ def detached(session: Session, ids: Sequence[str], *, attach: str) -> WorkEnded:
         ids: what was waited for. attach: the command that waits again.
     """
     selected = " ".join(ids)
-    if isinstance(sys.exc_info()[1], Terminated):
-        session.note(f"detached from {selected} by SIGTERM; it goes on")
-        session.note(f"attach again: {attach}")
-        session.note(f"cancel:       rmgr cancel {selected}")
-        return WorkEnded(128 + signal.SIGTERM)
+    is_terminated = isinstance(sys.exc_info()[1], Terminated)
     try:
-        session.note(f"detached from {selected}; it goes on (Ctrl-C again within 2 s cancels it)")
-        time.sleep(AGAIN_S)
+        if is_terminated:
+            session.note(f"detached from {selected} by SIGTERM; it goes on")
+        else:
+            session.note(f"detached from {selected}; it goes on (Ctrl-C again within 2 s cancels it)")
+            time.sleep(AGAIN_S)
+    except Terminated:  # is no second Ctrl-C
+        is_terminated = True
     except KeyboardInterrupt:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # a third Ctrl-C must not stop the cancellation half-way
         _cancel(session, ids, selected)
         return WorkEnded(INTERRUPTED)
     session.note(f"attach again: {attach}")
     session.note(f"cancel:       rmgr cancel {selected}")
-    return WorkEnded(INTERRUPTED)
+    return WorkEnded(128 + signal.SIGTERM if is_terminated else INTERRUPTED)
 
 
 def _cancel(session: Session, ids: Sequence[str], selected: str) -> None:

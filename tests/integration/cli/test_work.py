@@ -375,6 +375,19 @@ def test_ctrl_c_once_and_sigterm_detach_and_say_how_to_go_on(sh: Shell, by: sign
     assert sh.ok("logs", "-f", number).out == "begun\ndone\n"
 
 
+def test_sigterm_after_ctrl_c_is_no_second_one(sh: Shell) -> None:
+    with sh.running("run", "--", "sh", "-c", "echo begun; sleep 600") as process:
+        wait_line(process, "begun")
+        interrupt(process)
+        wait_line(process, "detached", stream="stderr")
+        process.send_signal(signal.SIGTERM)
+        _, err = process.communicate(timeout=60)
+        assert process.returncode == 128 + signal.SIGTERM
+    number = err.rpartition("rmgr cancel ")[2].strip()
+    assert sh.ok("jobs", "--json", number).json["jobs"][0]["state"] == "RUNNING"
+    sh.ok("cancel", number)
+
+
 def test_ctrl_c_twice_cancels(sh: Shell) -> None:
     with sh.running("run", "--", "sh", "-c", "echo begun; sleep 600") as process:
         wait_line(process, "begun")
