@@ -364,11 +364,13 @@ class Program:
         if isinstance(thing, types.FunctionType):
             where = {module} if _looks_up(thing.__code__) else set()
             where.update(imported for imported in _imports_of(thing.__code__) if imported in self.modules())
-            if where:
-                return {name for one in where for name in self.names_in(one)}
+            found = {name for one in where for name in self.names_in(one)}
+        else:
+            found = set()
         namespace = self.namespace(module)
         texts = [text for text in annotations_of(thing).values() if isinstance(text, str)]
-        return {(module, name) for text in texts for name in _WORD.findall(text) if name in namespace}
+        found.update((module, name) for text in texts for name in _WORD.findall(text) if name in namespace)
+        return found
 
 
 def annotations_of(thing: types.FunctionType | type) -> Mapping[str, object]:
@@ -488,9 +490,9 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             return struct.Struct, (thing.format,)
         if self._versions is not None and isinstance(thing, threading.local) and kind.__reduce_ex__ is object.__reduce_ex__:
             return kind.__new__, (kind,), {name: value for name, value in vars(thing).items() if self._can_travel(value)}
-        if "wrapt" in sys.modules and issubclass(kind, sys.modules["wrapt"].FunctionWrapper):  # it claims to be what it wraps
+        if (wrapper := _of_wrapt("FunctionWrapper")) is not None and issubclass(kind, wrapper):  # it claims to be what it wraps
             shown = thing.__wrapped__, thing._self_wrapper, thing._self_enabled  # noqa: SLF001 - it has no other names
-            return _wrapper_of_wrapt, (None if kind is sys.modules["wrapt"].FunctionWrapper else kind, *shown)
+            return _wrapper_of_wrapt, (None if kind is wrapper else kind, *shown)
         if (kind.__module__, kind.__name__) == ("_json", "Scanner"):  # of a JSONDecoder
             return _json_scanner, ({name: getattr(thing, name) for name in dir(kind) if not name.startswith("_")},)
         if (kind.__module__, kind.__name__) == ("msgspec", "Meta"):  # constraints in annotations of a Struct
@@ -601,7 +603,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         return self._cells[name]
 
     def _reduce_class(self, kind: type, name: tuple[str, str] | None) -> Any:
-        if kind.__module__ == "_wrappers" and "wrapt" in sys.modules:  # a name that nobody can import
+        if kind.__module__ == "_wrappers" and _of_wrapt(kind.__name__) is kind:  # a name that nobody can import
             return getattr, (sys.modules["wrapt"], kind.__name__)
         reduced = super().reducer_override(kind)
         if reduced is NotImplemented and name is not None:
@@ -667,6 +669,12 @@ def _is_guarded(kind: Any) -> bool:
         return True
     has_slots = any(isinstance(member, types.MemberDescriptorType) for member in members.values())
     return has_slots and isinstance(members["__setattr__"], types.FunctionType)
+
+
+def _of_wrapt(name: str) -> Any:
+    """Returns a class of wrapt, None if it is not loaded: a program may have another module of that name, or None in its place."""
+    found = modules.namespace_of(module).get(name) if isinstance(module := sys.modules.get("wrapt"), types.ModuleType) else None
+    return found if isinstance(found, type) and found.__module__ in {"_wrappers", "wrapt.wrappers"} else None
 
 
 def _is_struct(kind: type) -> bool:
@@ -986,7 +994,9 @@ def _state_of_function(function: types.FunctionType) -> Any:
     """Returns what cloudpickle keeps of a function."""
     try:
         return cp._function_getstate(function)  # noqa: SLF001
-    except NameError:  # its annotations: see `annotations_of`
+    except Exception:  # its annotations: see `annotations_of`
+        if sys.version_info < (3, 14):
+            raise
         twin = types.FunctionType(function.__code__, function.__globals__, function.__name__, function.__defaults__, function.__closure__)
         for name in ("__qualname__", "__kwdefaults__", "__module__", "__doc__"):
             setattr(twin, name, getattr(function, name))

@@ -716,7 +716,7 @@ PROGRAMS = {
                 print(executor.submit(double, 2).result(), type(lazy).__name__)
     """,
     "modules that the program puts there": """
-        import importlib, sys, types
+        import importlib, sys, types, typing
         def made(name, text):
             module = sys.modules[name] = types.ModuleType(name)
             exec(text, vars(module))
@@ -752,12 +752,18 @@ PROGRAMS = {
             text = importlib.import_module("by_text").n
             told = plain_one.work(n), inside, type(package_one.deep.Thing()).__name__, text
             return *told, computed.grey, replacing.work(n), replacing.other, wave.open.__name__
+        class Kind:
+            pass
+        def hinted(kind: "Kind | None" = None):
+            import plain_one
+            return [hint.__name__ for hint in typing.get_args(typing.get_type_hints(hinted)["kind"])]
         def main_itself():
             import __main__
             return __main__.use is use, __main__.wave is wave
         if __name__ == "__main__":
             with pool() as executor:
-                print(list(executor.map(use, range(2))), executor.submit(plain.work, 2).result(), executor.submit(main_itself).result())
+                print(list(executor.map(use, range(2))), executor.submit(plain.work, 2).result(), executor.submit(hinted).result())
+                print(executor.submit(main_itself).result())
     """,
     "sentinels of modules": """
         import dataclasses, socket
