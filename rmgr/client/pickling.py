@@ -304,7 +304,8 @@ def _refers(function: Callable[..., Any]) -> tuple[Any, ...]:
     if not isinstance(function, types.FunctionType):
         return ()
     cells = [None if (value := _content(cell)) is function else value for cell in function.__closure__ or ()]
-    return function.__code__, function.__defaults__, function.__kwdefaults__, *cells
+    parts = function.__code__, function.__defaults__, function.__kwdefaults__, *cells
+    return (*parts, program.mine().looked) if cells else parts  # what they hold may change in place
 
 
 def _content(cell: types.CellType) -> object:

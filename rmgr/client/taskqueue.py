@@ -141,7 +141,9 @@ class TaskQueue:
         name = name or ("python" if isinstance(function, str) else name_of(function)[:200])
         launch = launch or launch_of(function, several=processes > 1 or nodes > 1)
         options = Options(**{key: asked[key] for key in OF_TASKS} | {"name": name, "launch": launch, "token": token})
-        environment = python_environment(python=python, modules=ship(submitter.store, modules, timeout_s=timeout))
+        # A function that was registered brings its values as they were then.
+        group = digest[:32] if isinstance(function, str) and mine().workers["group"] else ""
+        environment = python_environment(python=python, modules=ship(submitter.store, modules, timeout_s=timeout), group=group)
         draft = draft_of(options, work=Work.PYTHON, python=environment, function=digest, user=submitter.user)
         opening = SubmissionOpening(submitter, draft, timeout_s=timeout)
         draft, tasks = opening.draft, Tasks(connection, keep_all=bool(token), opening=opening)

@@ -88,6 +88,7 @@ class StartWorker(msgspec.Struct, frozen=True, array_like=True, kw_only=True, ta
     () = the usual ones. initializer: pickle of (function, args), run once. python_version: the client's "3.11"; another
     one is refused. cloudpickle: the client's "3.1.1"; another major version is refused. protocol: the Starter's; an
     interpreter with another rmgr is refused. inline_bytes: larger results are left in files. program: the one that the worker serves.
+    group: its own calls go to workers of this group, as `PythonEnvironment.worker_group`.
     """
 
     worker: int
@@ -103,6 +104,7 @@ class StartWorker(msgspec.Struct, frozen=True, array_like=True, kw_only=True, ta
     program: str = ""
     argv: tuple[str, ...] = ()
     warnings: tuple[tuple[str, str, str, str, str], ...] = ()
+    group: str = ""
 
 
 class CommandItem(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):

@@ -111,6 +111,7 @@ class Program:
         self.last_front: tuple[list[_Group], bytes] = ([], b"")
         #: "group": of the workers that have its values as they were last looked at, "" as long as none had changed in place.
         self.workers: dict[str, Any] = {"group": ""}
+        self.looked = object()  # another one after each look
 
     # -- names -------------------------------------------------------------------------------------------------------
 
@@ -225,18 +226,22 @@ class Program:
 
     def look_again(self) -> None:
         """Forgets what was pickled if a value has changed in place since: later work has values as they are now, in fresh workers, as in a
-        new pool of processes. Cost: pickles what was sent."""
+        new pool of processes. Workers that have them keep theirs, with what an initializer has made of them: names keep their versions.
+        Cost: pickles what was sent."""
         if not self.is_here:
             return
         with _lock:
+            self.looked = object()
             groups = {bound.group for bound in self._bound.values() if bound.group is not None}
             if any(map(self._has_changed, groups)):
-                self._bound.clear()  # all of it: groups name what other groups have
+                for bound in self._bound.values():
+                    bound.group = None  # all of them: groups name what other groups have
                 self.workers["group"] = os.urandom(16).hex()
 
     def _has_changed(self, group: _Group) -> bool:
         try:
-            return self._pickled(group.values, {(module, name): version for module, name, version in group.versions})[0] != group.data
+            versions = {(module, name): version for module, name, version in group.versions}
+            return self._pickled(group.values, versions, group.at)[0] != group.data
         except Exception:  # noqa: BLE001 - __reduce__ of user classes may raise anything
             return True
 
@@ -285,9 +290,9 @@ class Program:
         self._last_version = max(self._last_version + 1, time.time_ns() if self.is_here else 0)
         return self._last_version
 
-    def _pickled(self, values: Mapping[Name, object], versions: Mapping[Name, int]) -> tuple[bytes, set[Name]]:
+    def _pickled(self, values: Mapping[Name, object], versions: Mapping[Name, int], at: int | None = None) -> tuple[bytes, set[Name]]:
         file = io.BytesIO()
-        pickler = _Pickler(file, self, versions)
+        pickler = _Pickler(file, self, versions, at)
         pickler.dump(dict(values))
         return file.getvalue(), pickler.needs
 
@@ -409,11 +414,12 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
 
     Args:
         versions: of the group being pickled, whose names are defined here; None: everything is named.
+        at: number of the group being pickled, if it was pickled before: groups made later had no names then.
     """
 
     dispatch_table = ChainMap({types.CodeType: _reduce_code}, cloudpickle.Pickler.dispatch_table)
 
-    def __init__(self, file: Any, program: Program, versions: Mapping[Name, int] | None = None) -> None:
+    def __init__(self, file: Any, program: Program, versions: Mapping[Name, int] | None = None, at: int | None = None) -> None:
         super().__init__(file, PROTOCOL)
         self._program = program
         self._versions = versions
@@ -431,7 +437,9 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             self._others = {
                 id(bound.value): name
                 for name, bound in program._bound.items()  # noqa: SLF001 - of this module
-                if name not in versions and program.namespace(name[0]).get(name[1]) is bound.value
+                if name not in versions
+                and (at is None or bound.group is None or bound.group.at < at)
+                and program.namespace(name[0]).get(name[1]) is bound.value
             }
 
     def reducer_override(self, thing: Any) -> Any:
@@ -1034,12 +1042,15 @@ def mine() -> Program:
     return _mine
 
 
-def serve(number: str) -> None:
-    """Makes this process a worker of a program ("" = of no known one): its `__main__` is the program's from now on."""
+def serve(number: str, group: str = "") -> None:
+    """Makes this process a worker of a program ("" = of no known one): its `__main__` is the program's from now on.
+
+    group: of workers that have the same values; its own calls go to such workers, too."""
     global _mine
     main = sys.modules[MAIN] = types.ModuleType(MAIN)
     vars(main)["__builtins__"] = builtins
     _mine = Program(number, is_here=False, is_own=True)
+    _mine.workers["group"] = group
     _programs[number] = _mine
     sys.meta_path.insert(0, _Spawning())
 

@@ -349,6 +349,34 @@ PROGRAMS = {
             with pool(1, initializer=note, initargs=("b",)) as executor:
                 print(executor.submit(use).result())
     """,
+    "pools side by side": """
+        model, settings, resources = None, [], {}
+        def begin():
+            global model
+            model = "loaded"
+            resources["a"] = 1
+        def use():
+            return model, resources, len(settings)
+        if __name__ == "__main__":
+            with pool(1, initializer=begin) as one:
+                print(one.submit(use).result())
+                settings.append(1)
+                with pool(1) as other:
+                    print(other.submit(use).result(), one.submit(use).result())
+    """,
+    "a library that is kept out": """
+        import sys
+        sys.modules["wrapt"] = None  # as tests do
+        class Odd:
+            n = 3
+        Odd.__module__ = "_wrappers"
+        odd = Odd()
+        def use():
+            return odd.n, Odd.n
+        if __name__ == "__main__":
+            with pool() as executor:
+                print(executor.submit(use).result())
+    """,
     "a fresh callable a call": """
         class Counter:
             def __init__(self):

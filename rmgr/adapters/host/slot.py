@@ -193,6 +193,7 @@ class Slot:
                 program=spec.program,
                 argv=spec.argv,
                 warnings=spec.warnings,
+                group=spec.group.rpartition("/")[2],  # behind the user, of whose work it is
             )
         )
         if not sent and self.is_lost:

@@ -171,7 +171,7 @@ def main() -> NoReturn:
     running.node = node
     with open(path, "rb") as file:
         bundle = msgspec.msgpack.decode(file.read(), type=Bundle)
-    program.serve(bundle.spec.program)
+    program.serve(bundle.spec.program, bundle.spec.group)
     sys.argv = list(bundle.spec.argv) or [""]
     comm: Any = None
     try:

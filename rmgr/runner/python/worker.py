@@ -158,7 +158,7 @@ class WorkerProcess:
         self._results.inline_bytes = spec.inline_bytes
         self._open_outputs()
         os.chdir(self._cwd)
-        program.serve(spec.program)
+        program.serve(spec.program, spec.group)
         sys.argv = list(spec.argv) or [""]
         os.environ.update(spec.environ)
         os.environ["PWD"] = self._cwd  # the variable inherited from the Starter names another directory

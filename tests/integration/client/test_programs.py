@@ -65,6 +65,7 @@ _SOME = [
     "exceptions of the program",
     "one worker keeps its globals",
     "pools one after the other",
+    "pools side by side",
     "a fresh callable a call",
     "subclasses that register",
     "metaclasses that remember",
@@ -106,6 +107,45 @@ def test_however_it_is_started(live: DevCluster, tmp_path: Path, way: str) -> No
         ]
         found = run([*words, "test_main.py"], tmp_path)
     assert at_home.strip() in found
+
+
+def test_calls_of_a_call_go_to_workers_with_its_values(live: DevCluster, tmp_path: Path) -> None:
+    text = """
+        import rmgr
+        from rmgr.client.specs import python_environment
+        items = [1]
+        def use():
+            return len(items), python_environment().worker_group
+        if __name__ == "__main__":
+            for n in range(2):
+                with rmgr.Executor(1) as executor:
+                    count, group = executor.submit(use).result()
+                    print(count, group == python_environment().worker_group, group != "")
+                items.append(2)
+    """
+    (tmp_path / "main.py").write_text(textwrap.dedent(text))
+    assert run([sys.executable, "main.py"], tmp_path).splitlines() == ["1 True False", "2 True True"]
+
+
+def test_a_registered_function_brings_its_values_as_they_were_then(live: DevCluster, tmp_path: Path) -> None:
+    text = """
+        import rmgr
+        items = [1]
+        def use():
+            return len(items)
+        if __name__ == "__main__":
+            id = rmgr.connect().register(use)
+            told = []
+            for n in range(2):
+                with rmgr.Executor(1) as executor:
+                    told.append(executor.submit(use).result())
+                with rmgr.TaskQueue(id) as queue:
+                    told.append(queue.submit_call().result())
+                items.append(2)
+            print(told)
+    """
+    (tmp_path / "main.py").write_text(textwrap.dedent(text))
+    assert run([sys.executable, "main.py"], tmp_path).strip() == "[1, 1, 2, 1]"
 
 
 _WARNS = """

@@ -25,6 +25,7 @@ from rmgr.coord.contents import TRUSTED_S
 from rmgr.coord.protocol import keys
 from rmgr.coord.protocol.records import decode_payloads
 from rmgr.errors import NotFound, PickleFailed, UsageError, ValueTooLarge
+from rmgr.runner.program import mine
 from tests.harness.memory_store import MemoryStore
 from tests.places import ROOT
 
@@ -143,6 +144,20 @@ def test_a_closure_whose_variable_was_bound_anew_is_pickled_again(store: MemoryS
     second = functions.register(add)
     assert first != second
     assert (call(store, first, 1), call(store, second, 1)) == (2, 6)
+
+
+def test_a_closure_whose_variable_was_changed_in_place_is_pickled_again_for_the_next_executor(store: MemoryStore) -> None:
+    functions = Functions(store)
+    items = [1]
+
+    def add(x: int) -> int:
+        return x + len(items)
+
+    first = functions.register(add)
+    items.append(2)
+    mine().look_again()
+    second = functions.register(add)
+    assert (call(store, first, 1), call(store, second, 1)) == (2, 3)
 
 
 def test_a_bound_method_is_not_kept_alive(store: MemoryStore) -> None:

@@ -219,6 +219,26 @@ def test_what_is_bound_anew_is_seen_by_later_calls_and_a_change_in_place_is_not(
     assert run(text, tmp_path).strip() == str([(1, 1, [1]), (2, 2, [1]), (2, 20, [1]), 20, 30, (3, 30, [3])])
 
 
+def test_workers_stay_in_use_as_long_as_nothing_has_changed_in_place(tmp_path: Path) -> None:
+    text = """
+        class Config:
+            debug = False
+        left = right = Config()
+        def lefts():
+            return left.debug
+        alias = lefts
+        def rights():
+            return right.debug, alias()
+        for n in range(3):
+            with pool() as executor:
+                executor.submit(lefts).result(), executor.submit(rights).result()
+                print(executor.program.mine().workers["group"] == "")
+            if n == 1:
+                right.debug = True
+    """
+    assert run(text, tmp_path).split() == ["True", "True", "False"]
+
+
 def test_what_a_worker_has_set_stays_until_the_program_binds_it_and_a_retry_brings_nothing_back(tmp_path: Path) -> None:
     text = """
         from rmgr.client.pickling import dump_function
