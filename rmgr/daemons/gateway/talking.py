@@ -275,7 +275,7 @@ class ClientTalk:
             case messages.Keep():
                 room: Future[None] = Future()
                 post(lambda: self.stories.begin(self._keep(message, room), key=("keep", message.id)))
-                later.append(lambda: fulfil(room, lambda: desk.reads.wait_for_room(user)))
+                later.append(lambda: fulfil(room, lambda: self._wait_for_room(message.id)))
             case messages.Grow():
                 desk.count("asked", "grow")
                 growth = self._growth_of(message)
@@ -432,6 +432,12 @@ class ClientTalk:
             yield Pause(self._desk.submitter.jitter(_AGAIN_S))
         kept.begin(stored)
 
+    def _wait_for_room(self, kept_id: int) -> None:
+        """Blocks while too many of the user's jobs wait, on the reader's thread; not for what this stream has made, or has left."""
+        kept = self._kept.get(kept_id)
+        if kept is not None and kept.is_unread:
+            self._desk.reads.wait_for_room(self._caller.user)
+
     def _read(self, keep: messages.Keep, work: DirectWork) -> Stored | None:
         """Reads a kept submission, on a thread that may block; None if it was left meanwhile. Raises: NotFound, PermissionDenied, ..."""
         if keep.id not in self._kept:
@@ -505,6 +511,11 @@ class _KeptSubmission:
         self._upkeep: Upkeep | None = None
         self._waiting: list[Callable[[_KeptSubmission], None]] = []
         self._most_left = 0
+
+    @property
+    def is_unread(self) -> bool:
+        """Whether its record must still be read."""
+        return self._upkeep is None
 
     def begin(self, stored: Stored) -> None:
         """Starts keeping, after the record was read."""

@@ -445,6 +445,45 @@ def test_a_user_with_too_many_questions_is_read_no_further_and_goes_on_when_ther
     eventually(lambda: len(told.of(m.Answer)) == 200, "all are answered")
 
 
+def test_who_asks_too_much_may_still_submit_and_is_told_of_it(gateway: Gateway) -> None:
+    held, kept, begun, said = threading.Event(), threading.Event(), list[bytes](), list[int]()
+
+    def answer(data: bytes, _caller: Caller, _left_s: float) -> bytes:
+        begun.append(data)
+        held.wait(60)
+        return data
+
+    gateway.answer = answer
+    talk, told = gateway.client()
+    placed = submitted(talk, told)
+    asks, heard = gateway.client(hello=False)
+
+    def ask() -> None:
+        for at in range(2, 200):
+            say(asks, m.Ask(at, b"", 60_000))
+            said.append(at)
+
+    def keep() -> None:
+        say(talk, m.Keep(5, placed.number, 0, True, False, True))
+        kept.set()
+
+    for at in range(2):
+        say(asks, m.Ask(at, b"", 60_000))
+    eventually(lambda: len(begun) == 2, "no more are answered at once")
+    asking = threading.Thread(target=ask)
+    asking.start()
+    try:
+        eventually(lambda: len(said) == 128, "128 wait")
+        threading.Thread(target=keep, daemon=True).start()
+        assert kept.wait(10), "what this stream has made need not be read"
+        say(talk, grow(placed.number, m.submitted_of(placed).tail, 3, 2, "s-1"))
+        assert told.one(m.DidGrow).taken
+        assert not heard.of(m.Answer)
+    finally:
+        held.set()
+        asking.join(60)
+
+
 def test_the_first_word_is_a_hello_of_this_version(gateway: Gateway) -> None:
     talk, _ = gateway.client(hello=False)
     with pytest.raises(InvalidRecord, match="hello"):
