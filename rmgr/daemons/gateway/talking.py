@@ -423,11 +423,17 @@ class ClientTalk:
             try:
                 stored = yield self._desk.reads.answer(self._caller.user, lambda: self._read(keep, work), is_operator=is_operator)
                 break
+            except TimeoutError:
+                pass  # this process stood still while ZooKeeper answered
             except Unavailable as error:
                 kept.on_trouble(error)
             except RmgrError as error:
                 self._count_refusal(error)
                 kept.on_dead(error)
+                return
+            except Exception as error:
+                self._desk.log.exception("keeping_failed", user=self._caller.user)
+                kept.on_dead(_internal_error(error))
                 return
             yield Pause(self._desk.submitter.jitter(_AGAIN_S))
         kept.begin(stored)

@@ -23,14 +23,14 @@ from rmgr.coord.protocol.ports import SessionState
 from rmgr.coord.protocol.records import decode_record, encode_block, encode_record
 from rmgr.daemons.gateway.talking import ClientTalk, Desk
 from rmgr.daemons.gateway.values import GatewayContext
-from rmgr.errors import InvalidRecord, NotFound, PermissionDenied, RmgrError, Throttled, VersionMismatch
+from rmgr.errors import DaemonFailed, InvalidRecord, NotFound, PermissionDenied, RmgrError, Throttled, VersionMismatch
 from rmgr.model.block import NO_SEQ, BlockData, BlockKey, Fragment, Outcome
 from rmgr.model.identity import Identity, Role
 from rmgr.model.queue import UserLimits
 from rmgr.model.submission import Command, Phase, Submission, Tail, Work
 from rmgr.submitter import messages as m
-from rmgr.submitter.direct import Submitter
-from rmgr.submitter.port import Growth, Order, prepared
+from rmgr.submitter.direct import DirectWork, Submitter
+from rmgr.submitter.port import Growth, Order, Stored, prepared
 from rmgr.submitter.records import read_stored
 from rmgr.submitter.thread import SubmitterThread
 from tests.harness.client_cluster import Cluster
@@ -255,6 +255,27 @@ def test_a_submission_is_kept_once_zookeeper_answers_again(gateway: Gateway) -> 
     gateway.coordinator.resume()
     assert heard.one(m.DidGrow).taken
     assert not heard.of(m.Dead)
+
+
+def test_whatever_a_reading_meets_a_submission_is_kept_or_its_client_is_told(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, told = gateway.client()
+    number = submitted(first, told).number
+    read, errors = DirectWork.read, [TimeoutError(), ValueError("odd")]
+
+    def failing(work: DirectWork, number: int, *, timeout_s: float) -> Stored:
+        if errors:
+            raise errors.pop(0)
+        return read(work, number, timeout_s=timeout_s)
+
+    monkeypatch.setattr(DirectWork, "read", failing)
+    again, heard = gateway.client()
+    say(again, m.Keep(5, number, 0, False, False, False))
+    fault = heard.one(m.Dead).fault.error()
+    assert (type(fault), gateway.followed) == (DaemonFailed, 0)
+    errors.append(TimeoutError())  # a process that stood still has not read the answer that is there
+    say(again, m.Keep(6, number, 0, False, False, False))
+    eventually(lambda: heard.of(m.TailIs), "it is followed")
+    assert {one.id for one in heard.of(m.Dead)} == {5}
 
 
 def test_what_this_stream_has_made_is_kept_without_a_reading_and_nothing_else_is(gateway: Gateway) -> None:
