@@ -602,10 +602,11 @@ class ValueFiles:
     def free(self, before_ms: int, deadline: rules.CallDeadline) -> int:
         """Removes files that have been unreferenced since before `before_ms`; returns the number of generations."""
         freed = 0
-        self._check_there(deadline, "sweep")
         while not deadline.passed():
             with self._readers.reading(deadline, "sweep") as connection:
                 some = table.select_unreferenced(connection, before_ms, _SWEEP_FILES)
+            if some and not freed:  # a store without large values is not searched for one at each sweep
+                self._check_there(deadline, "sweep")
             for generation in some:
                 try:
                     self._path(generation).unlink(missing_ok=True)
@@ -623,22 +624,26 @@ class ValueFiles:
         """Raises StoreUnavailable if there are large values but none of their files: then nothing is known to be lost, a file system was
         unmounted or the directory moved, and what is written now would lie elsewhere. Cost: a look into the directory.
         """
-        place, what = self._file.values_path, "empty"
-        try:
-            with os.scandir(place) as found:
-                if next(found, None) is not None:
-                    return
-        except FileNotFoundError:
-            what = "missing"
-        except OSError as error:
-            raise self._file.os_error(error, doing) from error
+        if not self._lack(doing):
+            return
         with self._readers.reading(deadline, doing) as connection:
             has_large = table.has_large(connection)
-        if has_large:
+        if has_large and (what := self._lack(doing)):  # again: the first file may have come meanwhile, before its row
+            place = self._file.values_path
             raise StoreUnavailable(
                 f"cannot {doing} the store: {place}, the directory of its large values, is {what}",
                 hint=f"mount its file system, or move it back; if they are lost for good: mkdir -p {place} && touch {place}/lost",
             )
+
+    def _lack(self, doing: str) -> str:
+        """Returns "missing" or "empty" of the directory, "" if anything is there. Raises: StoreUnavailable."""
+        try:
+            with os.scandir(self._file.values_path) as found:
+                return "empty" if next(found, None) is None else ""
+        except FileNotFoundError:
+            return "missing"
+        except OSError as error:
+            raise self._file.os_error(error, doing) from error
 
     def _path(self, generation: int) -> Path:
         return self._file.values_path / f"{generation:012d}"

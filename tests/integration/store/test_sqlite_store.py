@@ -24,6 +24,7 @@ from typing import Any
 import pytest
 
 from rmgr.adapters.sqlite import file as sqlite_file
+from rmgr.adapters.sqlite import rows as sqlite_rows
 from rmgr.adapters.sqlite import store as sqlite
 from rmgr.adapters.sqlite import writer as sqlite_writer
 from rmgr.adapters.sqlite.store import STAGE_BYTES, SqliteStore
@@ -601,6 +602,28 @@ def test_large_values_are_not_lost_while_their_directory_is_away(store: SqliteSt
     value_file(path, "k").unlink()  # type: ignore[union-attr]
     with pytest.raises(DataLost, match="is missing"):
         store.get("k")
+
+
+def test_first_large_values_of_two_processes_do_not_take_each_other_for_lost(
+    store: SqliteStore, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    has_large = sqlite_rows.has_large
+
+    def meanwhile(connection: sqlite3.Connection) -> bool:
+        monkeypatch.undo()
+        with SqliteStore(path) as other:
+            other.put("other", LARGE)
+        return has_large(connection)
+
+    monkeypatch.setattr(sqlite_rows, "has_large", meanwhile)
+    store.put("k", LARGE)
+    assert store.get("k") == store.get("other") == (LARGE, "raw")
+
+
+def test_a_sweep_of_a_store_without_large_values_searches_for_none(store: SqliteStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sqlite_rows, "has_large", lambda _connection: pytest.fail("it takes a look at each value"))
+    store.put("small", b"1")
+    store.sweep()
 
 
 # -- who may read it -------------------------------------------------------------------------------------------------------------
