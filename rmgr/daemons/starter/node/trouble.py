@@ -272,7 +272,7 @@ class _PackageLook:
             return f"rmgr was removed from {home.ROOT}: install it there, or restart the Starter elsewhere"
         except OSError as error:  # a server of files that is away, or rights that have changed
             return f"the package in {home.ROOT} cannot be read: {error.strerror or error}"
-        now = found.st_ino, found.st_mtime_ns
+        now = found.st_size, found.st_mtime_ns  # not its number: on FUSE (sshfs, CVMFS) the same file may have another one later
         self._first = self._first or now
         return "" if now == self._first else f"rmgr was replaced in {home.ROOT}: restart the Starter, which runs what was there before"
 
