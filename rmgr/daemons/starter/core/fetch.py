@@ -36,6 +36,8 @@ from rmgr.runtime import machine
 V = TypeVar("V")
 #: How long a failed fetch is not tried again.
 _FAILURE_S = 1.0
+#: How long it is believed that a program is there, or is not.
+_PROGRAM_S = 5.0
 #: Values above this are kept as files.
 _IN_MEMORY = 1024 * 1024
 #: Most bytes of a value that clients store, by the family of its key; larger ones are not fetched.
@@ -126,24 +128,27 @@ class Blob:
 class Fetched(Generic[V]):
     """A cache of what `load(store, key)` returns; the least recently used values are forgotten.
 
-    load: raises DataLost or RowGone (with a sentence) if there is no value. keep: most values. Their attributes `size` add up to
-    KEEP_BYTES at most, except for recently used values.
+    load: raises DataLost or RowGone (with a sentence) if there is no value; may hang: it is called once at a time for each key. keep: most
+    values. Their attributes `size` add up to KEEP_BYTES at most, except for recently used values. fresh_s: how long a value is believed.
     """
 
-    def __init__(self, io: StoreIO, load: Callable[[Store, str], V], *, keep: int) -> None:
+    def __init__(
+        self, io: StoreIO, load: Callable[[Store, str], V], *, keep: int, fresh_s: Callable[[V], float] | None = None
+    ) -> None:
         self._io = io
         self._load = load
         self._keep = keep
+        self._fresh_s = fresh_s
         self._here: OrderedDict[str, V | FetchFailure] = OrderedDict()
         self._bytes = 0
         self._asked_s: dict[str, float] = {}
         self._coming: set[str] = set()
-        self._failed_s: dict[str, float] = {}
+        self._loaded_s: dict[str, float] = {}
 
     def get(self, key: str, user: str = "") -> V | FetchFailure | None:
         """Returns the value, a failure, or None while it is fetched in the turns of `user`. Owner's thread only. Cost: O(1)."""
         found = self._here.get(key)
-        if found is None or (type(found) is FetchFailure and machine.monotonic() - self._failed_s.get(key, -math.inf) > _FAILURE_S):
+        if found is None or ((self._fresh_s is not None or type(found) is FetchFailure) and self._is_stale(key, found)):
             if key not in self._coming:
                 self._coming.add(key)
                 self._io.run(lambda store: self._load(store, key), lambda result: self._on_loaded(key, result), user=user, is_read=True)
@@ -164,13 +169,16 @@ class Fetched(Generic[V]):
         self.forget(key)
         if isinstance(result, Exception):
             self._here[key] = FetchFailure.of(result, str(result))
-            self._failed_s[key] = machine.monotonic()
         else:
             self._here[key] = result
             self._bytes += getattr(result, "size", 0)
-        self._asked_s[key] = machine.monotonic()
+        self._asked_s[key] = self._loaded_s[key] = machine.monotonic()
         while len(self._here) > self._keep or (self._bytes > KEEP_BYTES and self._is_old(next(iter(self._here)))):
             self.forget(next(iter(self._here)))
+
+    def _is_stale(self, key: str, found: V | FetchFailure) -> bool:
+        fresh_s = _FAILURE_S if isinstance(found, FetchFailure) or self._fresh_s is None else self._fresh_s(found)
+        return machine.monotonic() - self._loaded_s[key] > fresh_s
 
     def _is_old(self, key: str) -> bool:
         return machine.monotonic() - self._asked_s.get(key, -math.inf) > RECENT_S
@@ -178,7 +186,7 @@ class Fetched(Generic[V]):
     def forget(self, key: str) -> None:
         """Drops a value from the cache. Owner's thread only."""
         self._bytes -= getattr(self._here.pop(key, None), "size", 0)
-        self._failed_s.pop(key, None)
+        self._loaded_s.pop(key, None)
         self._asked_s.pop(key, None)
 
 
@@ -198,8 +206,8 @@ class Fetcher:
         self.files: Fetched[KeptFile] = Fetched(io, self._file, keep=512)
         #: store key -> arguments of a block
         self.rows: Fetched[Arguments] = Fetched(io, self._row, keep=8)
-        #: "<moment>:<path>" -> whether that program can be executed; on a thread, since it may be on a file server that does not answer
-        self.programs: Fetched[bool] = Fetched(io, lambda _store, key: os.access(key.partition(":")[2], os.X_OK), keep=256)
+        #: path -> whether that program can be executed; on a thread, since it may be on a file server that does not answer
+        self.programs: Fetched[bool] = Fetched(io, lambda _store, path: os.access(path, os.X_OK), keep=256, fresh_s=lambda _: _PROGRAM_S)
         self.uploads = Uploads(directory / "uploads", room=room)
 
     def content(self, key: str, most: int, user: str = "") -> bytes | FetchFailure | None:

@@ -43,8 +43,6 @@ _MOST_SCRIPT_BYTES = MAX_SCRIPT_BYTES + 64 * 1024
 AHEAD_BYTES = 16 * 1024 * 1024
 #: A slot whose task has run this long gives up its waiting tasks when another slot is free.
 _LONG_S = 0.03
-#: How long it is believed that an interpreter is there.
-_FRESH_S = 5.0
 #: Least waiting time that makes it worth taking tasks back from a slot.
 _WORTH_S = 0.005
 
@@ -258,7 +256,7 @@ class Dispatcher:
     def _python_admission(self, info: Info, node: str) -> fetch.FetchFailure | Admission:
         """Returns whether an interpreter chosen by a user can be used, else why not."""
         if self._node.accounts is None or info.account is None:
-            is_there = self._shared.fetcher.programs.get(f"{int(machine.monotonic() / _FRESH_S)}:{info.python}", info.record.user)
+            is_there = self._shared.fetcher.programs.get(info.python, info.record.user)
             if is_there is None:
                 return Admission.AWAITED
             missing = f"there is no Python interpreter {info.python} on node {node}"

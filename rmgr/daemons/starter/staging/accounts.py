@@ -115,9 +115,14 @@ class Accounts:
         self._directory = directory
         directory.mkdir(parents=True, exist_ok=True)
         directory.chmod(0o711)
-        self._found: Fetched[Account | ReachRefusal] = Fetched(io, lambda _store, key: self._find(key.partition("\0")[0]), keep=256)
+        self._found: Fetched[Account | ReachRefusal] = Fetched(
+            io,
+            lambda _store, key: self._find(key.partition("\0")[0]),
+            keep=256,
+            fresh_s=lambda found: _REFUSED_S if isinstance(found, ReachRefusal) else _FRESH_S,
+        )
         self._copies: Fetched[KeptFile] = Fetched(io, self._copy, keep=512)
-        self._pythons: Fetched[str] = Fetched(io, self._look_at_python, keep=256)
+        self._pythons: Fetched[str] = Fetched(io, self._look_at_python, keep=256, fresh_s=lambda _: _FRESH_S)
         self._who: dict[str, Account] = {}
         self._met: set[str] = set()  #: users looked up at least once
         self._doubted: set[str] = set()
@@ -134,8 +139,7 @@ class Accounts:
                 self.refused[user] = why
                 return None
             del self._barred[user]
-        fresh_s = _REFUSED_S if user in self.refused else _FRESH_S
-        found = self._found.get(f"{user}\0{fresh_s:g}.{int(self._clock() / fresh_s)}.{self._looks}", user)
+        found = self._found.get(f"{user}\0{self._looks}", user)
         if found is None:
             return None
         self._met.add(user)
@@ -146,7 +150,6 @@ class Accounts:
             return None
         if self.refused.pop(user, None) is not None:
             self._log.info("user_accepted", user=user)
-            self._looks += 1  # the refusal may still be cached under its older key
         return replace(found, reason=Reason.START_FAILED, blames_node=False) if isinstance(found, FetchFailure) else found
 
     def bar(self, user: str, what: str, for_s: float) -> None:
@@ -192,11 +195,11 @@ class Accounts:
     def python(self, account: Account, path: str) -> str | None:
         """Returns what keeps the account from an interpreter chosen by its user, "" if nothing does, None while it is checked."""
         self._who[f"{account.uid}"] = account
-        found = self._pythons.get(f"{account.uid}\0{path}\0{int(self._clock() / _FRESH_S)}", account.name)
+        found = self._pythons.get(f"{account.uid}\0{path}", account.name)
         return found.error if isinstance(found, FetchFailure) else found
 
     def _look_at_python(self, _store: Store, key: str) -> str:
-        uid, path, _ = key.split("\0")
+        uid, _, path = key.partition("\0")
         return obstacle(self._who[uid], programs=[Path(path)])
 
     def _find(self, user: str) -> Account | ReachRefusal:

@@ -6,6 +6,7 @@ import errno
 import hashlib
 import itertools
 import os
+import threading
 import time
 import weakref
 from dataclasses import replace
@@ -35,7 +36,10 @@ from rmgr.model.queue import QueueSpec
 from rmgr.model.states import Reason
 from rmgr.model.submission import Command, PythonEnvironment, Submission, Work
 from rmgr.runner.python.calls import arguments
-from tests.harness.claimed import a_key, claimed
+from rmgr.runtime import machine
+from tests.harness.claimed import StoreMail, a_key, claimed
+from tests.harness.memory_store import MemoryStore
+from tests.harness.waiting import eventually
 
 MIB = 1 << 20
 
@@ -67,6 +71,8 @@ class Slot:
     def __init__(self, runner: Runner) -> None:
         self.number, self.python, self.account, self.is_lost, self.runner = 0, "", None, False, runner
         self.is_up, self.uses = True, 0
+
+    def close(self) -> None: ...
 
     def start_worker(self, _spec: object) -> StuckWorker:
         self.runner.workers.append(StuckWorker())
@@ -171,6 +177,38 @@ def test_while_slots_are_busy_some_mib_of_arguments_are_fetched_ahead() -> None:
     node, _ = dispatch(block(0, (bytes(MIB),) * 200), *waiting, fetcher=fetcher)
     node.run()
     assert fetcher.asked == [f"args/{number}" for number in range(starter_dispatch.AHEAD_BYTES // starter_dispatch.BATCH_BYTES)]
+
+
+def test_an_interpreter_on_a_server_that_answers_late_is_looked_at_by_one_thread_and_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks, answers, later_s = list[str](), threading.Event(), 0.0
+
+    def access(path: str, _mode: int) -> bool:
+        looks.append(path)
+        return answers.wait(60)
+
+    began_s = time.monotonic()
+    monkeypatch.setattr(machine, "monotonic", lambda: began_s + later_s)
+    mail = StoreMail(MemoryStore(str(tmp_path)), threads=2)
+    fetcher: Any = starter_fetch.Fetcher(mail.io, tmp_path)
+    fetcher.blobs = Fetcher()
+    record = replace(RECORD, python=PythonEnvironment(python="/far/python"))
+    waiting = claimed(a_key(first=0, count=1), BlockData(function=FUNCTION, payloads=(b"",)), record)
+    node, runner = dispatch(waiting, fetcher=fetcher)
+    monkeypatch.setattr(os, "access", access)
+    for _ in range(5):  # a look on each thread, and so on, if each were another one
+        node.run()
+        eventually(lambda: looks, "it is looked at")
+        later_s += 10.0
+    answers.set()
+    mail.until(lambda: runner.workers, node.run)
+    assert looks == ["/far/python"]
+    later_s += 10.0
+    assert fetcher.programs.get("/far/python") is None, "it may have gone"
+    mail.until(lambda: fetcher.programs.get("/far/python"))
+    assert len(looks) == 2
+    mail.io.close()
 
 
 def test_large_arguments_are_a_file_that_workers_read_and_that_goes_with_them(tmp_path: Path) -> None:
