@@ -364,7 +364,7 @@ def doubts(options: CommandOptions, script: Script | None, words: Sequence[str])
     if not options.slurm_env:
         messages.append(unset_slurm(script, words, known))
     if script is None and not options.cwd and not options.uploads:
-        messages.append(_left_behind(words))
+        messages.append(_left_behind(words, [os.path.normpath(file) for _, file in options.inputs]))
     if script is None and not any(os.path.basename(word) in _SHELLS for word in words):
         read = next((found[0] for word in words if (found := _OURS.search(word))), "")
         messages.append(f"no shell reads this command: {read} stays as it is; sh -c 'CMD {read}'" if read else "")
@@ -379,11 +379,14 @@ def doubts(options: CommandOptions, script: Script | None, words: Sequence[str])
     return list(filter(None, messages))
 
 
-def _left_behind(words: Sequence[str]) -> str:
-    """Returns a warning for a command that names a file of this directory, in which it does not run; "" for another."""
+def _left_behind(words: Sequence[str], there: Collection[str]) -> str:
+    """Returns a warning for a command that names a file of this directory, in which it does not run; "" for another.
+
+    there: files that are where it runs."""
     if "/" not in words[0] and os.path.isfile(words[0]) and shutil.which(words[0]) is None:
         return f"{words[0]} is sought in the PATH of its node; the file here is ./{words[0]}"
-    file = next((word for word in words[1:] if not os.path.isabs(word) and os.path.isfile(word)), "")
+    named = (word for word in words[1:] if not os.path.isabs(word) and os.path.normpath(word) not in there)
+    file = next(filter(os.path.isfile, named), "")
     if not file:
         return ""
     return f"the work runs in a directory of its own, without {file}: --upload {shlex.quote(file)}, or --cwd={shlex.quote(os.getcwd())}"

@@ -192,6 +192,8 @@ def test_a_command_that_names_files_of_this_directory_is_told_that_it_runs_in_an
         (CommandOptions(), ["cat", str(tmp_path / "in.txt")], ""),
         (CommandOptions(cwd=str(tmp_path)), ["cat", "in.txt"], ""),
         (CommandOptions(uploads=("in.txt",)), ["cat", "in.txt"], ""),
+        (CommandOptions(inputs=(("key", "in.txt"),)), ["cat", "./in.txt"], ""),
+        (CommandOptions(inputs=(("key", "other"),)), ["cat", "in.txt", "other"], told),
         (CommandOptions(), ["in.txt"], "in.txt is sought in the PATH of its node; the file here is ./in.txt"),
         (CommandOptions(), ["./in.txt"], ""),
     ):
