@@ -117,7 +117,7 @@ class Accounts:
         directory.chmod(0o711)
         self._found: Fetched[Account | ReachRefusal] = Fetched(
             io,
-            lambda _store, key: self._find(key.partition("\0")[0]),
+            lambda _store, user: self._find(user),
             keep=256,
             fresh_s=lambda found: _REFUSED_S if isinstance(found, ReachRefusal) else _FRESH_S,
         )
@@ -126,7 +126,6 @@ class Accounts:
         self._who: dict[str, Account] = {}
         self._met: set[str] = set()  #: users looked up at least once
         self._doubted: set[str] = set()
-        self._looks = 0
         self._barred: dict[str, tuple[str, float]] = {}  #: user -> why, until when (`clock`)
         self.refused: dict[str, str] = {}  #: user -> why none of the user's work can run here, and what to type
 
@@ -139,7 +138,7 @@ class Accounts:
                 self.refused[user] = why
                 return None
             del self._barred[user]
-        found = self._found.get(f"{user}\0{self._looks}", user)
+        found = self._found.get(user, user)
         if found is None:
             return None
         self._met.add(user)
@@ -173,7 +172,8 @@ class Accounts:
         lost = {event.slot.account for event in events if isinstance(event, SlotLost) and not event.slot.is_up}
         if names := {account.name for account in lost if account is not None}:
             self._doubted |= names
-            self._looks += 1
+            for name in names:
+                self._found.forget(name)
 
     @property
     def barred(self) -> frozenset[str]:
