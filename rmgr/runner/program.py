@@ -507,7 +507,9 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             given = {name: value for name in dir(kind) if not name.startswith("_") and (value := getattr(thing, name)) is not None}
             return functools.partial(kind, **given), ()
         if self._versions is not None and kind is contextvars.ContextVar:
-            return _context_variable, (thing.name, *(() if (value := thing.get(_MISSING)) is _MISSING else (value,)))
+            with contextlib.suppress(LookupError):  # it has neither a value nor a default
+                return _context_variable, (thing.name, thing.get())
+            return _context_variable, (thing.name,)
         reduced: Any = super().reducer_override(thing)
         if reduced is not NotImplemented:
             return reduced

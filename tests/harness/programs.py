@@ -617,6 +617,7 @@ PROGRAMS = {
         import contextvars, queue, random, re, struct, threading, types, weakref
         head = struct.Struct("<I")
         user = contextvars.ContextVar("user", default="nobody")
+        unset, default = contextvars.ContextVar("unset"), contextvars.ContextVar("default", default=3)
         jobs = queue.Queue()
         gate = threading.Semaphore(2)
         ready = threading.Condition()
@@ -632,7 +633,8 @@ PROGRAMS = {
                 jobs.put(n)
                 user.set(f"user {n}")
                 drawn = 0 <= secret.random() < 1
-                return head.pack(n), user.get(), jobs.get(), drawn, pattern.findall("aab"), space.a, cache["kept"] is kept
+                told = user.get(), default.get(), unset.get(None)
+                return head.pack(n), told, jobs.get(), drawn, pattern.findall("aab"), space.a, cache["kept"] is kept
         if __name__ == "__main__":
             with pool() as executor:
                 print(list(executor.map(use, range(3))))
