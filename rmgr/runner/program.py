@@ -646,6 +646,8 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             state = {name: value for name, value in state[0].items() if name not in members}, state[1]
         methods: dict[str, object] = {name: value for name, value in state[0].items() if isinstance(value, _METHODS)}
         values = {name: value for name, value in state[0].items() if name not in methods and name != "__slotnames__"}  # kept by `copyreg`
+        if values.get("__annotations__") == {}:
+            del values["__annotations__"]  # made when somebody asked for them
         state = _Methods(kind, methods), values, _known_by_members(kind)
         version = 0
         if name is not None and self._versions is not None:

@@ -227,12 +227,15 @@ def test_workers_stay_in_use_as_long_as_nothing_has_changed_in_place(tmp_path: P
         def lefts():
             return left.debug
         alias = lefts
+        class Plain:
+            pass
         def rights():
-            return right.debug, alias()
+            return right.debug, alias(), Plain
         for n in range(3):
             with pool() as executor:
                 executor.submit(lefts).result(), executor.submit(rights).result()
                 print(executor.program.mine().workers["group"] == "")
+            assert Plain.__annotations__ == {}
             if n == 1:
                 right.debug = True
     """
