@@ -166,12 +166,12 @@ def test_chunks_of_replaced_deleted_and_abandoned_values_are_freed_and_live_ones
         raise ZeroDivisionError
 
     live = pattern(2 * CHUNK_BYTES, 2)
-    store.put("replaced", pattern(2 * CHUNK_BYTES, 1), timeout_s=3.0)
-    store.put("replaced", live, timeout_s=3.0)
-    store.put("deleted", pattern(2 * CHUNK_BYTES), timeout_s=3.0)
+    store.put("replaced", pattern(2 * CHUNK_BYTES, 1), timeout_s=10.0)
+    store.put("replaced", live, timeout_s=10.0)
+    store.put("deleted", pattern(2 * CHUNK_BYTES), timeout_s=10.0)
     store.delete("deleted")
     with pytest.raises(ZeroDivisionError):
-        store.put("abandoned", breaks_off(), timeout_s=3.0)
+        store.put("abandoned", breaks_off(), timeout_s=10.0)
     assert store.sweep(now_ms=now_ms() - 86_400_000) == 0, "by the cluster's clock they may be read or written still"
     freed = 0
 
@@ -190,7 +190,7 @@ def test_chunks_of_replaced_deleted_and_abandoned_values_are_freed_and_live_ones
 def test_chunks_are_freed_although_a_sweep_came_before_their_slow_writer_was_ready(
     change: str, store: CassandraStore, run: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store.put("key", pattern(2 * CHUNK_BYTES, 1), timeout_s=3.0)
+    store.put("key", pattern(2 * CHUNK_BYTES, 1), timeout_s=10.0)
     note = store._journal.note
 
     def slow(generation: UUID, key: str, **how: Any) -> Any:
@@ -203,15 +203,15 @@ def test_chunks_are_freed_although_a_sweep_came_before_their_slow_writer_was_rea
     with monkeypatch.context() as patch:
         patch.setattr(store._journal, "note", slow)
         if change == "replaced":
-            store.put("key", pattern(CHUNK_BYTES + 1, 2), timeout_s=3.0)
+            store.put("key", pattern(CHUNK_BYTES + 1, 2), timeout_s=10.0)
         else:
-            store.delete("key", timeout_s=3.0)
+            store.delete("key", timeout_s=10.0)
 
     def are_freed() -> bool:
         store.sweep()
         return len([data for (data,) in run("SELECT data FROM {ks}.chunk") if data]) == 2 * (change == "replaced")
 
-    eventually(are_freed, within_s=20.0)
+    eventually(are_freed)
 
 
 def test_a_scope_without_keys_leaves_the_register_a_day_after_its_last_write(store: CassandraStore, run: Callable[..., Any]) -> None:

@@ -44,6 +44,7 @@ def test_a_damaged_value_is_data_lost_and_never_wrong_bytes(adapter: Adapter, st
 def test_a_value_with_a_missing_chunk_is_data_lost(adapter: Adapter, store: Store, tmp_path: Path, chunk: int) -> None:
     assert adapter.remove_chunk is not None
     store.put("k", pattern(2 * CHUNK_BYTES + 1))
+    store.put("large", pattern(2 * CHUNK_BYTES + 1, 1))  # in SQLite's directory, which is there then
     store.put("other", b"fine")
     adapter.remove_chunk(tmp_path, "k", chunk)
     assert_lost(store, tmp_path)
