@@ -104,6 +104,7 @@ class Program:
         self.is_here = is_here
         self.is_own = is_own
         self._bound: dict[Name, _Bound] = {}
+        self.names_of: dict[int, list[Name]] = {}  # the same the other way: by id of the value
         self._left_out: dict[Name, object] = {}  # values that cannot be pickled
         self._modules: dict[str, types.ModuleType] = {}  # made here
         self._groups = 0  # made so far
@@ -180,7 +181,7 @@ class Program:
         for module, name, version in wanted:
             self._last_version = max(self._last_version, version)
             self.namespace(module)[name] = values[module, name]
-            self._bound[module, name] = _Bound(values[module, name], version)
+            self._bind((module, name), _Bound(values[module, name], version))
 
     def version_of(self, module: str, name: str) -> int:
         """Returns the last version received of a name, 0 if none."""
@@ -267,9 +268,31 @@ class Program:
         group = _Group(self._groups, tuple((*name, versions[name]) for name in values), data, frozenset(found | names), values)
         self._groups += 1
         for name, value in values.items():
-            self._bound[name] = _Bound(value, versions[name], group)
+            self._bind(name, _Bound(value, versions[name], group))
         for name in [name for name in self._bound if name[1] not in self.namespace(name[0])]:
-            del self._bound[name]  # it may be large
+            self._unbind(name)  # it may be large
+
+    def _bind(self, name: Name, bound: _Bound) -> None:
+        known = self._bound.get(name)
+        if known is None or known.value is not bound.value:
+            self._unbind(name)
+            self.names_of.setdefault(id(bound.value), []).append(name)
+        self._bound[name] = bound
+
+    def _unbind(self, name: Name) -> None:
+        if (bound := self._bound.pop(name, None)) is not None:
+            names = self.names_of[id(bound.value)]
+            names.remove(name)
+            if not names:
+                del self.names_of[id(bound.value)]
+
+    def still_binds(self, name: Name, value: object, before: int | None) -> bool:
+        """Returns whether a name that was sent or received is still bound to that value. before: not if its group has that number or a
+        later one."""
+        bound = self._bound[name]
+        if bound.value is not value or (before is not None and bound.group is not None and bound.group.at >= before):
+            return False
+        return self.namespace(name[0]).get(name[1]) is value
 
     def _is_fresh(self, name: Name) -> bool:
         value = self.namespace(name[0]).get(name[1], _MISSING)
@@ -431,20 +454,11 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         #: Where the instances of a class lie in modules, by id. Each is held, so ids stay theirs.
         self._homes: dict[type, dict[int, tuple[types.ModuleType, str, object]]] = {}
         self._guarded: dict[type, bool] = {}
-        #: Objects defined by other groups: an object that two names share stays one object.
-        self._others: dict[int, Name] = {}
-        if versions is not None:
-            self._others = {
-                id(bound.value): name
-                for name, bound in program._bound.items()  # noqa: SLF001 - of this module
-                if name not in versions
-                and (at is None or bound.group is None or bound.group.at < at)
-                and program.namespace(name[0]).get(name[1]) is bound.value
-            }
+        self._at = at
 
     def reducer_override(self, thing: Any) -> Any:
         """Returns how functions, classes and shared objects are pickled; everything else is left to pickle."""
-        if self._others and (other := self._others.get(id(thing))) is not None:
+        if self._versions is not None and id(thing) in self._program.names_of and (other := self._other_name(thing)) is not None:
             return self._name(*other)
         kind = type(thing)
         is_class = isinstance(thing, type)
@@ -458,6 +472,11 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         if not is_class:
             return self._reduce_function(thing)
         return self._reduce_class(thing, name)
+
+    def _other_name(self, thing: Any) -> Name | None:
+        """Returns the name of an object that another group defines: an object that two names share stays one object."""
+        names, own = reversed(self._program.names_of[id(thing)]), self._versions or {}
+        return next((name for name in names if name not in own and self._program.still_binds(name, thing, self._at)), None)
 
     def _defines(self, name: tuple[str, str]) -> bool:
         return self._versions is not None and (name[0], name[1].partition(".")[0]) in self._versions
