@@ -600,13 +600,17 @@ class ValueFiles:
     # -- values that are no longer needed --------------------------------------------------------------------------------------
 
     def free(self, before_ms: int, deadline: rules.CallDeadline) -> int:
-        """Removes files that have been unreferenced since before `before_ms`; returns the number of generations."""
+        """Removes files that have been unreferenced since before `before_ms`; returns the number of generations.
+
+        None while there is nothing in their directory: it may be away, and a number that is forgotten leaves its file for ever.
+        """
         freed = 0
         while not deadline.passed():
             with self._readers.reading(deadline, "sweep") as connection:
                 some = table.select_unreferenced(connection, before_ms, _SWEEP_FILES)
-            if some and not freed:  # a store without large values is not searched for one at each sweep
+            if some and not freed and self._lack("sweep"):  # a store without large values is not searched for one at each sweep
                 self._check_there(deadline, "sweep")
+                break
             for generation in some:
                 try:
                     self._path(generation).unlink(missing_ok=True)

@@ -604,6 +604,22 @@ def test_large_values_are_not_lost_while_their_directory_is_away(store: SqliteSt
         store.get("k")
 
 
+@pytest.mark.parametrize("leaves", ["nothing", "a mount point"])
+def test_a_sweep_while_the_directory_is_away_forgets_no_file_of_the_last_value(store: SqliteStore, path: Path, leaves: str) -> None:
+    store.put("k", LARGE)
+    store.delete("k")
+    folder, away = path.with_name("store.db.values"), path.with_name("away")
+    folder.rename(away)
+    if leaves == "a mount point":
+        folder.mkdir()
+    assert store.sweep() == 0
+    if leaves == "a mount point":
+        folder.rmdir()
+    away.rename(folder)
+    assert store.sweep() == 1
+    assert files(path) == set()
+
+
 def test_first_large_values_of_two_processes_do_not_take_each_other_for_lost(
     store: SqliteStore, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
