@@ -15,7 +15,7 @@ from __future__ import annotations
 import itertools
 import threading
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
@@ -56,14 +56,17 @@ class Stalls:
         self._cut = cut
         self._clock = clock
         self._stood_s = 0.0  #: time in which this process stood still
-        self._lock = threading.RLock()  # reentrant: a garbage collection on this thread may end a call
+        self._lock = threading.Lock()
+        self._left: deque[int] = deque()  # a garbage collection may end a call at any moment: that is carried out by who has the lock next
         self._numbers = itertools.count()
         self._waiting: dict[int, tuple[float, Cancellable]] = {}  # (since when, call), the oldest first
         self._looks = False
 
     def __len__(self) -> int:
         """Number of waiting calls."""
-        return len(self._waiting)
+        with self._lock:
+            self._settle()
+            return len(self._waiting)
 
     def watched(self, context: Cancellable, messages: Iterable[Any]) -> Iterator[Any]:
         """Yields the messages; ends the call if one of them waits too long. Cost: 1 us a message."""
@@ -82,19 +85,32 @@ class Stalls:
 
     def begin(self, context: Cancellable) -> int:
         """Counts a call as waiting; returns the number to give to `leave`."""
-        number = next(self._numbers)
         with self._lock:
-            self._waiting[number] = self._now_s(), context
-            if not self._looks:
-                with suppress(RuntimeError):  # no thread can be started: the next call tries again
-                    threading.Thread(target=self._look, name="stalls", daemon=True).start()
-                    self._looks = True
-        return number
+            return self._add(context)
 
     def leave(self, number: int) -> None:
-        """Notes that a call waits no longer. Idempotent."""
-        with self._lock:
-            self._waiting.pop(number, None)
+        """Notes that a call waits no longer: the request has come, or the call is over. Idempotent; finalizers may call it."""
+        self._left.append(number)
+
+    # The others are called under the lock.
+
+    def _add(self, context: Cancellable) -> int:
+        self._settle()
+        number = next(self._numbers)
+        self._waiting[number] = self._now_s(), context
+        if not self._looks:
+            with suppress(RuntimeError):  # no thread can be started: the next call tries again
+                threading.Thread(target=self._look, name="stalls", daemon=True).start()
+                self._looks = True
+        return number
+
+    def _settle(self) -> None:
+        """Forgets the calls that have left."""
+        while self._left:
+            self._forget(self._left.popleft())
+
+    def _forget(self, number: int) -> None:
+        self._waiting.pop(number, None)
 
     def _now_s(self) -> float:
         return self._clock() - self._stood_s
@@ -109,13 +125,14 @@ class Stalls:
             with self._lock:
                 if stood_s > _LOOK_S:
                     self._stood_s += stood_s
+                self._settle()
                 if not self._waiting:
                     self._looks = False
                     return
                 before_s = self._now_s() - self.most_s
-                late = [(number, context) for number, (since_s, context) in self._waiting.copy().items() if since_s < before_s]
+                late = [(number, context) for number, (since_s, context) in self._waiting.items() if since_s < before_s]
                 for number, _ in late:
-                    self.leave(number)
+                    self._forget(number)
             for _, context in late:
                 self._cut()
                 context.cancel()
@@ -137,22 +154,21 @@ class WaitingRoom(Stalls):
     def enter(self, who: str, context: Cancellable) -> int:
         """As `begin`, for a caller. Raises Throttled."""
         with self._lock:
-            ended = self._make_room(who) if len(self) >= self._most else None
-            number = self.begin(context)
+            self._settle()
+            ended = self._make_room(who) if len(self._waiting) >= self._most else None
+            number = self._add(context)
             self._whose[number] = who
             self._counts[who] += 1
         if ended is not None:
             ended.cancel()
         return number
 
-    def leave(self, number: int) -> None:
-        """Notes that the request has come, or the call is over. Idempotent."""
-        with self._lock:
-            super().leave(number)
-            who = self._whose.pop(number, "")
-            self._counts[who] -= 1
-            if self._counts[who] <= 0:
-                del self._counts[who]
+    def _forget(self, number: int) -> None:
+        super()._forget(number)
+        who = self._whose.pop(number, "")
+        self._counts[who] -= 1
+        if self._counts[who] <= 0:
+            del self._counts[who]
 
     def awaited(self, messages: Iterator[object], context: grpc.ServicerContext) -> Iterator[object]:
         """Yields the messages unchanged; waits for each here. Raises Throttled."""
@@ -168,14 +184,14 @@ class WaitingRoom(Stalls):
             yield message
 
     def _make_room(self, who: str) -> Cancellable | None:
-        """Returns the call to end in favour of a new one of `who`, if any. Called under the lock. Cost: O(waiting calls)."""
+        """Returns the call to end in favour of a new one of `who`, if any. Cost: O(waiting calls)."""
         most, mine = max(self._counts.values()), self._counts.get(who, 0)
         if mine and mine + 1 >= most:
             raise Throttled(f"{mine} calls of {who} wait for what they ask", hint="send the request with the call, or fewer calls at once")
         number = next(at for at, other in self._whose.items() if self._counts[other] == most)
         since_s, context = self._waiting[number]
         if most > 1 or self._now_s() - since_s >= _YOUNG_S:
-            self.leave(number)
+            self._forget(number)
             return context
         if len(self._waiting) >= 2 * self._most:
             raise Throttled("this daemon waits for what many calls ask", hint="try again in a moment")

@@ -86,6 +86,26 @@ def test_who_has_come_leaves_room_and_leaves_once() -> None:
     assert len(room) == 1
 
 
+def test_a_call_may_be_finalized_while_room_is_made() -> None:
+    ended: list[int] = []
+
+    class Name(str):
+        __slots__ = ()
+
+        def __hash__(self) -> int:
+            while ended:
+                room.leave(ended.pop())  # as a garbage collection may at any allocation
+            return super().__hash__()
+
+    room = WaitingRoom(3)
+    left = room.enter(Name("a"), Call())  # type: ignore[arg-type]
+    theirs = entered(room, "b", 2)
+    ended.append(left)
+    entered(room, "c")
+    assert [call.is_ended for call in theirs] == [True, False]
+    assert len(room) == 2
+
+
 def test_nobody_waits_for_ever() -> None:
     before = set(threading.enumerate())
     room = WaitingRoom(4, 0.1)
