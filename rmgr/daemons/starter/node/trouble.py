@@ -45,7 +45,7 @@ _RETRY_S, _REWORD_S = 5.0, 30.0
 #: Pauses between two looks at the package, and at the disk.
 _PACKAGE_S, _DISK_S = 1.0, 2.0
 #: A look that has not ended after this time hangs; the loop itself waits for it no longer than the second.
-HANGS_S, _PROMPT_S = 10.0, 0.1
+HANGS_S, PROMPT_S = 10.0, 0.01
 _LONGEST = 1000
 _MOST_USERS = 32
 #: The node is drained when inputs have waited for the store this long.
@@ -181,7 +181,7 @@ class Outlook:
         self._hangs = False
 
     def why(self, now_s: float) -> str:
-        """Returns what the last look found, or that it hangs. Cost: a thread for each look; waits for it 0.1 s at most."""
+        """Returns what the last look found, or that it hangs. Cost: a thread for each look, for which it waits 10 ms at most; the next call has later answers."""
         if self._answer is None and now_s - self._begun_s >= self._every_s:
             with contextlib.suppress(RuntimeError):  # no thread can be started: the next call tries again
                 self._answer = on_thread(self._look, "look")
@@ -200,7 +200,7 @@ class Outlook:
         assert self._answer is not None
         if not self._answer.done():
             with contextlib.suppress(TimeoutError):
-                machine.result(self._answer, _PROMPT_S)
+                machine.result(self._answer, PROMPT_S)
 
 
 class Drains:

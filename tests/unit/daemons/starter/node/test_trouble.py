@@ -27,6 +27,12 @@ from tests.harness.hanging import hanging
 from tests.harness.waiting import eventually
 
 
+@pytest.fixture(autouse=True)
+def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Answers that a slow machine brings late count as prompt."""
+    monkeypatch.setattr(trouble, "PROMPT_S", 1.0)
+
+
 @dataclass
 class Node:
     name: str
@@ -90,6 +96,7 @@ def test_a_full_disk_drains_all_nodes_until_there_is_room() -> None:
 
 def test_a_file_system_that_hangs_drains_all_nodes_and_holds_nobody_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     world, nodes, _ = made()
+    monkeypatch.setattr(trouble, "PROMPT_S", 0.01)
     monkeypatch.setattr(trouble, "HANGS_S", 0.5)
     place = tmp_path / "server"
     with hanging(place):
