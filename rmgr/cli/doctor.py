@@ -362,12 +362,14 @@ def _driver() -> CheckResult:
 
 def data_store(session: Session) -> Checks:
     """Checks that the store reads, writes, and has room."""
+    from rmgr.procedures.bootstrap import store_problem
+
     cluster = session.config().cluster
     url = f"gateway:{cluster.gateway}" if cluster.uses_gateway else cluster.store
     if url.startswith("cassandra:"):
         yield _driver()
     try:
-        problem = session.data_store().health(timeout_s=session.left_s(10.0))
+        problem = store_problem(session.data_store(), timeout_s=session.left_s(10.0) / 2)
     except StoreUnavailable as error:
         yield CheckResult("store", f"{url} is away: {error.message}", _store_fix(error.message), ok=False)
         return

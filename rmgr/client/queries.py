@@ -222,10 +222,11 @@ class Query:
     def _store_facts(self) -> dict[str, object]:
         """Returns what this process finds out about the data store, in the form that `status` shows."""
         from rmgr.adapters.stores import shown
+        from rmgr.procedures.bootstrap import store_problem
 
         store: dict[str, object] = {"ok": False, **shown(self._reach.store_url)}
         try:
-            problem = self._reach.data_store().health()
+            problem = store_problem(self._reach.data_store())
             store |= {"ok": problem is None} | ({"problem": problem} if problem else {})
         except RmgrError as error:
             store["problem"] = error.message

@@ -91,6 +91,14 @@ def require_store(store: Store, *, timeout_s: float = 5.0) -> None:
         raise not_submitted(error) from error
 
 
+def store_problem(store: Store, *, timeout_s: float = 5.0) -> str | None:
+    """Returns what `Store.health` says. A problem is asked for again: the first answer may be late only because this machine stood still.
+
+    timeout_s: of each of the two.
+    """
+    return store.health(timeout_s=timeout_s) and store.health(timeout_s=timeout_s)
+
+
 def not_submitted(error: StoreUnavailable) -> StoreUnavailable:
     """Returns the error of a missing store in words for a submitting user."""
     return StoreUnavailable(f"nothing was submitted, for the data store is away: {error.message}", hint=_STORE_AWAY)

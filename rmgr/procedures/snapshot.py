@@ -20,12 +20,11 @@ from rmgr.coord.protocol.multi import Stamped
 from rmgr.coord.protocol.ports import Coordinator, Store
 from rmgr.coord.protocol.records import decode_block, decode_failed, read_fragment
 from rmgr.coord.views.snapshot import BlockOnNode, ClusterSnapshot
-from rmgr.errors import CoordinationUnavailable, InvalidRecord, NotFound, WrongCluster
+from rmgr.errors import InvalidRecord, NotFound, WrongCluster
 from rmgr.model.block import MOST_TASKS, BlockData, BlockKey, Fragment, Outcome
 from rmgr.model.node import Drain, EpochRecord, Meta, NodeRecord, Trouble
 from rmgr.model.queue import ClusterSettings
 from rmgr.model.submission import Paged, Submission, Tail
-from rmgr.model.units import format_duration
 from rmgr.procedures.bounded import outcomes_in, page_at, pages
 
 if TYPE_CHECKING:
@@ -44,20 +43,13 @@ def fetch(items: Sequence[T], ask: Callable[[T], Future[R]], *, timeout_s: float
     answers: list[R] = []
     for at in range(0, len(items), WINDOW):
         flying = [ask(item) for item in items[at : at + WINDOW]]
-        answers += [_result_of(future, timeout_s) for future in flying]
+        answers += [future.result(timeout_s) for future in flying]
     return answers
-
-
-def _result_of(future: Future[R], timeout_s: float) -> R:
-    try:
-        return future.result(timeout_s)
-    except TimeoutError:  # `ask` may have a longer deadline of its own
-        raise CoordinationUnavailable(f"ZooKeeper has not answered within {format_duration(timeout_s)}", hint="rmgr doctor") from None
 
 
 def read_record(coordinator: Coordinator, path: str, kind: type[T], *, timeout_s: float) -> T | None:
     """Reads and checks one record; None if it does not exist. Raises InvalidRecord, WrongCluster, CoordinationUnavailable."""
-    found = _result_of(coordinator.get(path, timeout_s=timeout_s), timeout_s + 1)
+    found = coordinator.get(path, timeout_s=timeout_s).result(timeout_s + 1)
     return None if found is None else validity.decode(found.data, kind, path)
 
 
@@ -69,7 +61,7 @@ def read_records(coordinator: Coordinator, wanted: Sequence[str], kind: type[T],
 
 def read_names(coordinator: Coordinator, path: str, *, timeout_s: float) -> list[str]:
     """Returns the names below a znode, [] if it does not exist. Raises CoordinationUnavailable."""
-    return _result_of(coordinator.children(path, timeout_s=timeout_s), timeout_s + 1) or []
+    return coordinator.children(path, timeout_s=timeout_s).result(timeout_s + 1) or []
 
 
 def read_snapshot(
@@ -132,7 +124,7 @@ def read_snapshot(
 
 def read_submission(coordinator: Coordinator, number: int, *, timeout_s: float = 10.0) -> Submission:
     """Reads the record of a submission. Raises NotFound."""
-    found = _result_of(coordinator.get(paths.sub(number), timeout_s=timeout_s), timeout_s)
+    found = coordinator.get(paths.sub(number), timeout_s=timeout_s).result(timeout_s)
     if found is None:
         raise no_submission(number)
     return validity.submission(found.data, number)
@@ -170,7 +162,7 @@ def read_whole(
         fragments = read_fragments(coordinator, number, paged.base, done, timeout_s=timeout_s)
         if len(fragments) >= done.stat.creates - paged.base:
             return paged, fragments
-        again = _result_of(coordinator.get(paths.done(number), timeout_s=timeout_s), timeout_s)
+        again = coordinator.get(paths.done(number), timeout_s=timeout_s).result(timeout_s)
         if again is None:
             raise NotFound(f"submission {number} is being collected", hint=f"rmgr history {number}")
         if again.version == done.version:

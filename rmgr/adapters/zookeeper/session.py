@@ -29,6 +29,7 @@ from rmgr.coord.protocol.multi import Multi, Outcome, Stamped, Stat, Unknown
 from rmgr.coord.protocol.ports import SessionState
 from rmgr.coord.protocol.readback import Answer, Order, Pending, Pipeline, Prove, Refuse, SendOperation, Sync
 from rmgr.errors import CoordinationUnavailable, PermissionDenied, QuotaReached, RmgrError
+from rmgr.model.units import format_duration
 
 T = TypeVar("T")
 
@@ -470,14 +471,14 @@ class LateAnswer(CoordinationUnavailable, TimeoutError):
     """Nobody has said in time that ZooKeeper did not answer: this process stood still."""
 
 
-class Reading(Future[T]):
-    """A read under way. Its deadline is earlier than that of whoever waits for it, but not in a process that stood still in between."""
+class Asked(Future[T]):
+    """A request under way. Its deadline is earlier than that of whoever waits for it, but not in a process that stood still in between."""
 
     def result(self, timeout: float | None = None) -> T:
         try:
             return super().result(timeout)
         except TimeoutError:
-            raise LateAnswer("ZooKeeper: no answer in time") from None
+            raise LateAnswer(f"ZooKeeper has not answered within {format_duration(timeout or 0.0)}", hint="rmgr doctor") from None
 
 
 class Commit(Pending):
@@ -491,7 +492,7 @@ class Commit(Pending):
         self.owner = owner
         self.body = body
         self.deadline_s = deadline_s
-        self.future: Future[Outcome] = Future()
+        self.future: Future[Outcome] = Asked()
 
     @property
     def request(self) -> Commit:
@@ -562,7 +563,7 @@ class Read(Pending):
         self.deadline_s = deadline_s
         self.path = path
         self.watch = watch
-        self.future: Future[Any] = Reading()
+        self.future: Future[Any] = Asked()
 
     def set(self, value: Any) -> None:
         if self.request is not self.first:  # the second step: is the znode still absent?
@@ -674,7 +675,7 @@ def to_stamped(raw: tuple[bytes | None, Any]) -> Stamped:
 
 def gather(parts: Sequence[Future[Any]]) -> Future[list[Stamped | None]]:
     """Joins several reads into one list, done when the last is done; fails with the first error. Without parts, it is done at once."""
-    whole: Future[list[Stamped | None]] = Reading()
+    whole: Future[list[Stamped | None]] = Asked()
     arrived = itertools.count(1)  # callbacks come on several threads
 
     def one(_: object) -> None:

@@ -151,6 +151,7 @@ def _cassandra(session: Session, url: str, replication_factor: int | None, *, dr
 
 def _sqlite(session: Session, url: str, *, dry_run: bool) -> None:
     from rmgr.adapters.stores import open_store
+    from rmgr.procedures.bootstrap import store_problem
 
     try:
         store = open_store(url, create=not dry_run)
@@ -160,7 +161,7 @@ def _sqlite(session: Session, url: str, *, dry_run: bool) -> None:
         session.note(f"would make {url}")
         problem = None
     else:
-        problem = store.health()
+        problem = store_problem(store)
         store.close()
     if problem:
         raise StoreUnavailable(f"{url} cannot be used: {problem}", hint="rmgr doctor looks closer")

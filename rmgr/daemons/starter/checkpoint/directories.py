@@ -39,6 +39,7 @@ from rmgr.daemons.starter.staging.outputs import charged
 from rmgr.errors import DataLost, NotFound, PermissionDenied, RmgrError, StateConflict, StoreUnavailable, Unavailable
 from rmgr.model.block import run_label
 from rmgr.model.node import NodeRecord
+from rmgr.procedures.bootstrap import store_problem
 from rmgr.procedures.bounded import row_of
 from rmgr.runner.host.files import blind_ns, marks_of, remove_tree
 from rmgr.runner.ranks import ranks
@@ -657,7 +658,7 @@ class Untouched:
 
 def check(parts: Sequence[JobDirectory], store: Store, limit: int) -> None:
     """Raises: ValueTooLarge naming both sizes, StoreUnavailable if nothing could be stored now."""
-    wrong = store.health() and store.health()  # the first answer may be late only because this machine stood still
+    wrong = store_problem(store)
     if wrong is not None:
         raise StoreUnavailable(f"the data store is not there: {wrong}")
     files.check_size(sum(each(parts, lambda part: part.measure())), limit)

@@ -17,7 +17,7 @@ import pytest
 from rmgr.adapters.zookeeper.client import Outbox, Pings
 from rmgr.adapters.zookeeper.session import Guard, LinkState, SessionCoordinator, allowed, gather
 from rmgr.adapters.zookeeper.wire import BulkRead, Refused
-from rmgr.coord.protocol.multi import Stamped, Stat
+from rmgr.coord.protocol.multi import Create, Gone, Multi, Stamped, Stat
 from rmgr.errors import CoordinationUnavailable, PermissionDenied, RmgrError
 from tests.harness.memory import MemoryCoordinator
 from tests.harness.waiting import eventually, stand_still
@@ -195,16 +195,17 @@ def test_an_operation_whose_deadline_passed_while_the_process_stood_still_takes_
     client.close()
 
 
-def test_who_waits_longer_than_a_reads_deadline_is_told_that_zookeeper_is_away() -> None:
-    """As in a process that stood still: nobody had the time to end the read. Threads that survive an outage survive this."""
+def test_who_waits_longer_than_the_deadline_is_told_that_zookeeper_is_away() -> None:
+    """As in a process that stood still: nobody had the time to end the request. Threads that survive an outage survive this."""
     client = MemoryCoordinator()
     client.pause()
     try:
-        for read in (client.get("/"), client.children("/"), gather([client.get("/")])):
+        nothing = Multi(name="NOTHING", ops=(Create("/x"),), proof=Gone("/x"))
+        for asked in (client.get("/"), client.children("/"), gather([client.get("/")]), client.commit(nothing)):
             with pytest.raises(CoordinationUnavailable):
-                read.result(0)
+                asked.result(0)
             with pytest.raises(TimeoutError):
-                read.result(0)
+                asked.result(0)
     finally:
         client.close()
 
