@@ -181,7 +181,7 @@ class Outlook:
         self._hangs = False
 
     def why(self, now_s: float) -> str:
-        """Returns what the last look found, or that it hangs. Cost: a thread for each look, for which it waits 10 ms at most; the next call has later answers."""
+        """Returns what the last look found, or that it hangs. Cost: a thread for each look, and a wait of 10 ms at most."""
         if self._answer is None and now_s - self._begun_s >= self._every_s:
             with contextlib.suppress(RuntimeError):  # no thread can be started: the next call tries again
                 self._answer = on_thread(self._look, "look")
