@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from datetime import date, datetime, timedelta
 from datetime import time as time_of_day
 from typing import TYPE_CHECKING, Any
@@ -277,6 +278,8 @@ def _numbers(inside: str, text: str) -> list[str]:
 BEGINS = "as 30m, now+30m, 16:00, tomorrow, 2026-11-30 or 2026-11-30T08:00"
 _CLOCK = re.compile(r"(\d{1,2}):(\d{2})(?::(\d{2}))?", re.ASCII)
 _SINCE = "as 2h, 1d, 16:00, yesterday, 2026-11-30 or 2026-11-30T12:00"
+#: After `now-`, is it a time of day or a duration? And are these days and hours, or a date?
+_UNCLEAR = re.compile(r"\d+(?::\d+)+|\d+-(?:2[4-9]|[3-9]\d|\d{3,})(?::\d+)*", re.ASCII)
 _DAYS_AGO = {"today": 0, "midnight": 0, "yesterday": 1}
 
 
@@ -301,10 +304,9 @@ def parse_since(text: str, now_s: float | None = None) -> int:
     clock = _time_of_day(text, _SINCE)
     if clock is not None:
         return round(_last_s(clock, now_us / 1e6) * 1e6)
-    try:
-        return now_us - parse_duration_us(text.removeprefix("now-"))
-    except UsageError:
-        pass
+    with suppress(UsageError):
+        if _UNCLEAR.fullmatch(ago := text.removeprefix("now-")) is None:
+            return now_us - parse_duration_us(ago)
     try:
         return round(_dated_s(text) * 1e6)
     except (ValueError, OverflowError, OSError):

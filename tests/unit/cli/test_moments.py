@@ -171,6 +171,13 @@ def test_what_looks_like_a_time_of_day_is_no_duration(text: str) -> None:
     assert "16:00" in str(caught.value.hint)
 
 
+@pytest.mark.parametrize("text", ["now-16:00", "now-1:30:00", "1-99", "12-25", "1-24:00"])
+def test_what_may_be_a_date_or_a_duration_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="neither a duration nor a date or time of day") as caught:
+        parse_since(text)
+    assert "2026-11-30" in str(caught.value.hint)
+
+
 def test_a_day_ago_is_24_hours_ago(zone: Zone) -> None:
     zone(BERLIN)
     assert shown(parse_since("1d", at("2026-10-25T12:00+01:00"))) == "2026-10-24T11:00Z"
