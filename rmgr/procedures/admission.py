@@ -371,7 +371,7 @@ def _check_nodes(request: Request, queue: QueueSpec, nodes: Sequence[NodeRecord]
     raise Infeasible(
         f"no node can ever run this: it needs {need}; the largest node, {largest.node}, has {told_cores(largest)} "
         f"and {format_size(largest.capacity.memory_bytes)}{told_resources(request, with_features, largest)}",
-        hint="ask for less, or add a larger node; rmgr nodes",
+        hint=unknown_resource(request, here) or "ask for less, or add a larger node; rmgr nodes",
     )
 
 
@@ -462,7 +462,7 @@ def check_nodes(needs: Needs, nodes: Sequence[NodeRecord]) -> None:
             f"no node can ever run one of these processes: {needs.text}; the largest node of {_where(needs)}, {largest.node}, has "
             f"{told_cores(largest)} and {format_size(largest.capacity.memory_bytes)}"
             + told_resources(needs.request, [here[name] for name in able], largest),
-            hint="ask for less with -c, --mem; rmgr nodes",
+            hint=unknown_resource(needs.request, here.values()) or "ask for less with -c, --mem; rmgr nodes",
         )
     if rigid.nodes:
         _check_spread(needs, rooms)
@@ -500,6 +500,13 @@ def told_resources(request: Request, nodes: Sequence[NodeRecord], largest: NodeR
         if most.capacity.resources.get(name, 0) > has:
             message += f" (most has {most.node}: {most.capacity.resources[name]})"
     return message
+
+
+def unknown_resource(request: Request, nodes: Iterable[NodeRecord]) -> str:
+    """Returns the hint about a requested resource that no node has at all, with the name that was probably meant; "" if there is none."""
+    known = {name for node in nodes for name, count in node.capacity.resources.items() if count}
+    lacking = next((name for name, _ in needs_of(request.resources) if name not in known), "")
+    return f"no node has {lacking!r}: {nearest(lacking, known)}  (rmgr nodes lists what they have)" if lacking else ""
 
 
 def _check_spread(needs: Needs, rooms: list[int]) -> None:

@@ -76,6 +76,8 @@ def test_what_goes_to_a_place_queue_is_a_placed_job_whatever_it_asks_for() -> No
         (Rigid(processes=7, nodes=3), {}, Infeasible, "are 3 on a node; partition default has 2 such nodes"),
         (Rigid(processes=2), {"cores": 5}, Infeasible, "the largest node of partition default, n2, has 4 cores and 8.0G"),
         (Rigid(processes=2), {"resources": {"gpu": 3}}, Infeasible, "no node can ever run one of these processes"),
+        (Rigid(processes=2), {"resources": {"gpus": 1}}, Infeasible, "4 cores and 8.0G, 0 gpus | no node has 'gpus': did you mean 'gpu'?"),
+        (Rigid(), {"resources": {"fpga": 1}}, Infeasible, "0 fpga | no node has 'fpga': known: gpu  (rmgr nodes lists what they have)"),
         (Rigid(processes=2), {"time": "2h"}, Infeasible, "a time limit of 2h is more than queue batch allows (1h)"),
         (Rigid(processes=5), {"queue": "other"}, Infeasible, "5 cores are more than queue other allows (4)"),
         (Rigid(processes=2), {"queue": "old"}, StateConflict, "queue old is closed"),
