@@ -12,7 +12,7 @@ import click
 from rmgr.cli.display import columns, shapes
 from rmgr.cli.display.columns import HISTORY_COLUMNS
 from rmgr.cli.display.render import Layout, arrange, clock, emit, folded, iso, now_us, paint, printable, table
-from rmgr.cli.session import Session, command
+from rmgr.cli.session import Session, WorkEnded, command
 from rmgr.cli.session.tables import draw, filter_options, named_nodes, positions_of, table_options
 from rmgr.cli.words.params import DURATION_US, SINCE, STATES
 from rmgr.cli.words.selectors import Filter, parse, resolve
@@ -40,7 +40,7 @@ _READ_ALONE = 100
     rmgr jobs -A --node n1             that run on a node
     rmgr jobs -A -o +priority,share    core time used against shares, where the policy orders by it
     rmgr jobs --json | jq '.jobs[].id'""",
-    exits="0 ok (an empty list too), 3 no such id, 5 ZooKeeper cannot be reached",
+    exits="0 ok (an empty list too), 3 no such id (the others are listed), 5 ZooKeeper cannot be reached",
 )
 @click.argument("selectors", nargs=-1, metavar="[SELECTOR]...")
 @click.option("-a", "--all", "ended", is_flag=True, help="include those that have ended")
@@ -54,18 +54,22 @@ def jobs(
     """Lists submissions that wait or run; with -a also those that have ended and are still in memory (older ones: rmgr history)."""
 
     def once() -> None:
-        found = _find(session, selectors, chosen, ended=ended, everyone=everyone)
+        found, missing = _find(session, selectors, chosen, ended=ended, everyone=everyone)
         if node:
             wanted = set(named_nodes([node], session.query().nodes()))
             found = [job for job in found if not wanted.isdisjoint(job.nodes)]
         if session.json:
-            emit({"jobs": [shapes.job(job) for job in found]})
+            emit({"jobs": [shapes.job(job) for job in found]} | ({"missing": [str(number) for number in missing]} if missing else {}))
         else:
             draw_jobs(found, layout, of_all=everyone)
             if len(found) >= _MOST_JOBS:
                 session.note(f"the newest {_MOST_JOBS} are shown; see ended ones with rmgr history, others with ids or filters")
             if not found and not watch:
                 session.note(nothing_listed(chosen, ended=ended or any(state.is_final for state in chosen.states), everyone=everyone))
+        if missing:
+            session.note(f"not in memory: {', '.join(map(str, missing))}; rmgr history {' '.join(map(str, missing))}")
+            if not watch:
+                raise WorkEnded(NotFound.exit_code)
 
     draw(session, once, watch=watch)
 
@@ -88,7 +92,10 @@ def nothing_listed(chosen: Filter, *, ended: bool, everyone: bool) -> str:
     return "; ".join([f"nothing {which}" + (" that matches" if chosen.is_set else ""), *more])
 
 
-def _find(session: Session, selectors: tuple[str, ...], chosen: Filter, *, ended: bool, everyone: bool) -> list[JobView]:
+def _find(
+    session: Session, selectors: tuple[str, ...], chosen: Filter, *, ended: bool, everyone: bool
+) -> tuple[list[JobView], list[int]]:
+    """Returns what was selected, and the numbers that are not in memory. Raises NotFound if none of those that were named is."""
     ended = ended or bool(selectors) or any(state.is_final for state in chosen.states)
     if selectors and selectors[0].isalpha():  # `jobs list`, `jobs cancel 14`, `jobs running`, as in other systems
         from rmgr.cli.words.foreign import below_jobs
@@ -97,14 +104,16 @@ def _find(session: Session, selectors: tuple[str, ...], chosen: Filter, *, ended
         if meant:
             raise UsageError(f"jobs takes IDs, and {selectors[0]!r} is none", hint=f"did you mean: {meant}")
     if selectors:
-        known = session.query().jobs(ended=True)
-        wanted = {target.submission for target in resolve(parse(selectors, chosen), known, me=session.me)}
-        return [job for job in known if job.id in wanted]
+        known, selection = session.query().jobs(ended=True), parse(selectors, chosen)
+        missing = sorted(set(selection.named) - {job.id for job in known})
+        rest = selection.without(missing)
+        wanted = {target.submission for target in resolve(rest if rest.named or rest.ranges else selection, known, me=session.me)}
+        return [job for job in known if job.id in wanted], missing
     user = chosen.user or ("" if everyone else session.me)
     found = [job for job in session.query().jobs(ended=ended, user=user) if chosen.admits(job)]
     if not found:
         session.query().check_queue(chosen.queue)
-    return found
+    return found, []
 
 
 @command(

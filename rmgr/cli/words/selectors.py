@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from rmgr.errors import NotFound, UsageError
@@ -63,6 +63,12 @@ class Selection:
     def named(self) -> tuple[int, ...]:
         """Submissions named by number."""
         return tuple(dict.fromkeys((*self.ids, *(number for number, _ in self.tasks))))
+
+
+    def without(self, numbers: Collection[int]) -> Selection:
+        """Returns the selection without submissions that were named by these numbers, and without their tasks."""
+        ids = tuple(number for number in self.ids if number not in numbers)
+        return replace(self, ids=ids, tasks=tuple(pair for pair in self.tasks if pair[0] not in numbers))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
