@@ -24,7 +24,7 @@ import click
 
 from rmgr.cli.display.render import emit, folded, paint, printable, told_counts
 from rmgr.cli.session import Session, WorkEnded, command
-from rmgr.cli.session.errors import INTERRUPTED
+from rmgr.cli.session.errors import INTERRUPTED, Terminated
 from rmgr.cli.session.tables import filter_options, positions_of
 from rmgr.cli.words.params import WORK_EXITS, exit_code_of, highest
 from rmgr.cli.words.selectors import Filter, parse, resolve, targets_of
@@ -294,13 +294,9 @@ class AwaitedSubmission:
         return highest(end.code for end in self.ends.values())
 
 
-class Terminated(KeyboardInterrupt):
-    """SIGTERM has come (`timeout 60 rmgr run ...`): the command detaches, as after a Ctrl-C that no second one follows."""
-
-
 def _terminate(signum: int, _frame: object) -> None:
     signal.signal(signum, signal.SIG_DFL)
-    raise Terminated
+    raise Terminated(signum)
 
 
 class Follow:
@@ -314,8 +310,10 @@ class Follow:
         self._news: queue.SimpleQueue[tuple[AwaitedSubmission, Fragment | None, Sequence[Outcome]]] = queue.SimpleQueue()
         self._engine: Any = None
         self.items: list[AwaitedSubmission] = []
-        if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
-            signal.signal(signal.SIGTERM, _terminate)
+        if threading.current_thread() is threading.main_thread():
+            for signum in (signal.SIGTERM, signal.SIGHUP):
+                if signal.getsignal(signum) is signal.SIG_DFL:  # nohup ignores SIGHUP
+                    signal.signal(signum, _terminate)
 
     def add(self, number: int, wanted: Sequence[int] | None = None, *, made: Stored | None = None) -> AwaitedSubmission:
         """Begins to follow a submission, or its tasks at these positions. Ends that are already history arrive at once.
@@ -589,28 +587,28 @@ def codes(items: Sequence[AwaitedSubmission]) -> int:
 
 
 def detached(session: Session, ids: Sequence[str], *, attach: str) -> WorkEnded:
-    """Handles a Ctrl-C, or SIGTERM, that has just arrived; returns what the command ends with (exit code 130, or 143).
+    """Handles a Ctrl-C, SIGTERM or SIGHUP that has just arrived; returns what the command ends with (exit code 130, 143 or 129).
 
     Args:
         ids: what was waited for. attach: the command that waits again.
     """
     selected = " ".join(ids)
-    is_terminated = isinstance(sys.exc_info()[1], Terminated)
+    by = sys.exc_info()[1]
     try:
-        if is_terminated:
-            session.note(f"detached from {selected} by SIGTERM; it goes on")
+        if isinstance(by, Terminated):
+            session.note(f"detached from {selected} by {by}; it goes on")
         else:
             session.note(f"detached from {selected}; it goes on (Ctrl-C again within 2 s cancels it)")
             time.sleep(AGAIN_S)
-    except Terminated:  # is no second Ctrl-C
-        is_terminated = True
+    except Terminated as error:  # is no second Ctrl-C
+        by = error
     except KeyboardInterrupt:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # a third Ctrl-C must not stop the cancellation half-way
         _cancel(session, ids, selected)
         return WorkEnded(INTERRUPTED)
     session.note(f"attach again: {attach}")
     session.note(f"cancel:       rmgr cancel {selected}")
-    return WorkEnded(128 + signal.SIGTERM if is_terminated else INTERRUPTED)
+    return WorkEnded(by.exit_code if isinstance(by, Terminated) else INTERRUPTED)
 
 
 def _cancel(session: Session, ids: Sequence[str], selected: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import re
+import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -34,6 +35,17 @@ class WorkEnded(Exception):
         self.exit_code = exit_code
 
 
+class Terminated(KeyboardInterrupt):
+    """SIGTERM or SIGHUP has come (`timeout 60 rmgr run ...`, a closed terminal): a wait detaches, as after one Ctrl-C."""
+
+    def __init__(self, signum: int) -> None:
+        super().__init__(signum)
+        self.exit_code = 128 + signum
+
+    def __str__(self) -> str:
+        return signal.Signals(self.exit_code - 128).name
+
+
 def in_time(error: BaseException, reach: Reach) -> BaseException:
     """Turns an outage that lasted until the end of `--timeout` into DeadlineExceeded: exit code 6 in every command, whatever it awaited."""
     if not isinstance(error, Unavailable) or not reach.is_over():
@@ -59,6 +71,9 @@ def report(error: BaseException, *, as_json: bool, verbose: int = 0) -> int:
             return error.code if isinstance(error.code, int) else 0 if error.code is None else 1
         case BrokenPipeError():
             return BROKEN_PIPE
+        case Terminated():
+            _print_error(f"interrupted by {error}", "")
+            return error.exit_code
         case KeyboardInterrupt() | click.Abort():
             _print_error("interrupted", "")
             return INTERRUPTED

@@ -19,6 +19,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from rmgr.cli.session import WorkEnded
+from rmgr.cli.session.errors import INTERRUPTED, Terminated
 from rmgr.cli.submit.submit import WorkRequest
 from rmgr.cli.waiting import PATIENCE_S, AwaitedSubmission, Follow, codes, tell_failure, tell_why
 from rmgr.client.logs import nodes_of
@@ -71,10 +72,10 @@ def sit_down(session: Session, number: int) -> int:
             gone = "the gateway is gone, its node is lost, or" if session.via else "its node is lost, or"
             session.note(f"job {number} has no terminal any more: {gone} its Starter ended; waiting for the end of the job")
         _until_ended(follow, item, None if code is None else _SETTLE_S)
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as error:
         _cancel(session, number, "interrupted before it started")
-        session.note(f"cancelled {number}")
-        return 130
+        session.note(f"cancelled {number}: it had not started, and its terminal is needed")
+        return error.exit_code if isinstance(error, Terminated) else INTERRUPTED
     if code is not None:
         return code
     tell_failure(session, item, with_tail=False)

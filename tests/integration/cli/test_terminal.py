@@ -59,6 +59,17 @@ def test_whoever_goes_takes_his_shell_with_him(shell: Terminal) -> None:
     eventually(lambda: not Path(f"/proc/{pid}").exists(), "it goes")
 
 
+def test_who_is_ended_before_his_shell_starts_cancels_it(live: DevCluster) -> None:
+    waiting = Terminal(["-N", "2", "--begin", "now+1h", "--pty", *SHELL])
+    try:
+        waiting.wait("waits: ")
+        waiting.process.terminate()
+        waiting.wait(r"cancelled \d+: it had not started, and its terminal is needed")
+        assert waiting.process.wait(60) == 143
+    finally:
+        waiting.close()
+
+
 def test_without_a_terminal_it_says_so(live: DevCluster) -> None:
     ended = subprocess.run(
         [sys.executable, "-m", "rmgr.cli.main", "run", "--pty", "bash"],

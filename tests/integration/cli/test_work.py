@@ -360,8 +360,8 @@ def test_large_output_is_kept_whole(sh: Shell) -> None:
 # -- Ctrl-C -------------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("by", [signal.SIGINT, signal.SIGTERM])
-def test_ctrl_c_once_and_sigterm_detach_and_say_how_to_go_on(sh: Shell, by: signal.Signals) -> None:
+@pytest.mark.parametrize("by", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_ctrl_c_once_sigterm_and_a_closed_terminal_detach_and_say_how_to_go_on(sh: Shell, by: signal.Signals) -> None:
     gate = sh.directory / sh.file("gate3", "")
     with sh.running("run", "--", "sh", "-c", f"echo begun; while [ -e {gate} ]; do sleep 0.05; done; echo done") as process:
         wait_line(process, "begun")
@@ -473,6 +473,30 @@ def test_tables_pages_and_filters(sh: Shell) -> None:
     assert found[-3:] == [number, "paged", "FAILED"]  # the newest
     history = sh.ok("history", number, "--json").json["history"]
     assert [(item["id"], item["state"], item["exit_code"]) for item in history] == [(number, "FAILED", 1)]
+
+
+def test_of_several_ids_those_that_there_are_are_listed(sh: Shell) -> None:
+    number = sh.submit("--", "true")
+    sh.ok("wait", number)
+    told = sh("jobs", number, "987654", "987653_2", "--json")
+    assert told.code == 3
+    assert [job["id"] for job in told.json["jobs"]] == [number]
+    assert told.json["missing"] == ["987653", "987654"]
+    assert told.err == "rmgr: not in memory: 987653, 987654; rmgr history 987653 987654\n"
+    assert sh("jobs", number, "987654", "-o", "id", "--no-header").out == f"{number}\n"
+    none = sh("jobs", "987654", "987653", "--json")
+    assert (none.code, none.json["error"]["code"]) == (3, "NOT_FOUND")
+
+
+def test_a_command_under_nohup_outlives_its_terminal(sh: Shell) -> None:
+    gate = sh.directory / sh.file("gate4", "")
+    work = f"echo begun; while [ -e {gate} ]; do sleep 0.05; done; echo done"
+    with sh.running("run", "--", "sh", "-c", work, before=("nohup",)) as process:
+        wait_line(process, "begun")
+        process.send_signal(signal.SIGHUP)
+        gate.unlink()
+        out, _ = process.communicate(timeout=60)
+    assert (process.returncode, out) == (0, "done\n")
 
 
 def test_a_reader_that_goes_away_is_no_error(sh: Shell, tmp_path: Path) -> None:
