@@ -214,16 +214,12 @@ class Draft(View):
     def unreserve(self, job_id: int, why: Why) -> Verdict:
         """Gives up the job's promise. Infeasible if it has none."""
         self._check_open()
-        if self._promises.pop(job_id, None) is None:
+        if job_id not in self._promises:
             return self._never(Why("state", "job {} has no reservation in partition {}", (job_id, self.partition)))
-        self._look_again()
-        self._strike_record(job_id, why)
+        job = self._waiting(job_id)
+        assert job is not None, "a promise goes with its job"
+        self._give_up(job, why)
         return Accepted(self.now_us)
-
-    def _strike_record(self, job_id: int, why: Why) -> None:
-        """Deletes the record of the job's promise, be it of an earlier pass or of this one. Cost: O(decisions of this pass)."""
-        if job_id in self._part.reservations or any(type(one) is Reserve and one.keep and one.job_id == job_id for one in self.decisions):
-            self.decisions.append(Unreserve(job_id, why, self.partition))
 
     def _start_on_held(self, job: Job, hold: records.Hold, why: Why, placement: Placement | None) -> Verdict:
         """Starts a job with a hold on its held cores, the only place where it may start."""

@@ -18,7 +18,7 @@ from rmgr.errors import StateConflict
 from rmgr.sched.capacity.nodes import Closing, Ending, Horizon, NodePool, NodeShadow, NodeTimeline, NodeWindows, Timeline
 from rmgr.sched.capacity.units import UnitPool, UnitShadow, UnitTimeline
 from rmgr.sched.job import Job, Node, Placement, Reservation, Running, count_on, room
-from rmgr.sched.plan import Decision, GangSet, Infeasible, Insufficient, Noted, ReleaseHold, Unreserve, WakeAt, Why
+from rmgr.sched.plan import Decision, GangSet, Infeasible, Insufficient, Noted, ReleaseHold, Reserve, Unreserve, WakeAt, Why
 from rmgr.sched.policy import Key
 from rmgr.sched.records import Answered, Call, Gang, Hold, Maintenance, Server, Suspended, Usage, Used, share_of
 from rmgr.sched.state.partition import Partition, arrival, units_back
@@ -484,6 +484,8 @@ class View:
                 yield job
             else:
                 self.left[job.id] = why
+                if job.id in self._promises:  # others need not wait for what it may not have
+                    self._give_up(job, why)
 
     @staticmethod
     def _judged(found: Iterator[Job], jobs: Iterator[Job]) -> Iterator[Job]:
@@ -542,6 +544,20 @@ class View:
                     if (run.job.user if kind == "user" else run.job.account) == name:
                         cpus, jobs = cpus + sign * run.job.wanted_cpus, jobs + sign
         return Used(used.cpus + cpus, used.jobs + jobs)
+
+    def _give_up(self, job: Job, why: Why) -> None:
+        """Takes the job's promise back, as a record too. Cost: O(steps of a timeline + decisions of this pass)."""
+        held = self._promises.pop(job.id)
+        if self._promises and self._timeline is not None:
+            self._timeline.withdraw(job, held.start_us, held.placement)
+        else:
+            self._look_again()
+        self._strike_record(job.id, why)
+
+    def _strike_record(self, job_id: int, why: Why) -> None:
+        """Deletes the record of the job's promise, be it of an earlier pass or of this one. Cost: O(decisions of this pass)."""
+        if job_id in self._part.reservations or any(type(one) is Reserve and one.keep and one.job_id == job_id for one in self.decisions):
+            self.decisions.append(Unreserve(job_id, why, self.partition))
 
     # -- horizons -----------------------------------------------------------------------------------------------------------
 

@@ -143,6 +143,17 @@ def test_limits_hold_back_their_user_and_refuse_what_is_too_long() -> None:
     assert summary(result)["jobs_rejected"] == 1
 
 
+def test_cores_are_not_kept_for_a_promise_that_a_limit_forbids() -> None:
+    # At 5 s jobs 2 and 3 of u1 have promises; 2 starts, and 3 may not run beside it: 4 takes the other core at once, not at 15 s.
+    workload = a_workload(
+        a_job(1, 0, 5, 2), a_job(2, 0, 10, 1, user="u1"), a_job(3, 0, 10, 1, user="u1"), a_job(4, 0, 10, 1, user="u2"), processors=2
+    )
+    for nodes in (2, (Node(id=0, cores=2),)):
+        setting = a_setting("conservative", LimitsChange(0, "default", Limits(max_jobs_per_user=1)), nodes=nodes)
+        result = run(workload, setting)
+        assert [spells(result, n)[0][:2] for n in (1, 2, 3, 4)] == [(0, 5), (5, 15), (15, 25), (5, 15)]
+
+
 def test_jobs_follow_others_after_their_think_time_or_wait_in_the_queue_for_their_end() -> None:
     # 2 is submitted 5 s after the end of 1, wherever that is; 3 is submitted at 1 s and may not start before 2 has ended.
     jobs = (a_job(1, 0, 10, 4), a_job(2, 0, 10, 1, after=1, think_us=5 * SECOND), a_job(3, 1, 1, 1, after=2), a_job(4, 2, 3, 1, after=1))
