@@ -135,7 +135,7 @@ class World:
         if job.after and self._is_to_come(job):
             self._followers.setdefault(job.after, []).append(job)
             return False
-        if job.submit_us != now:
+        if job.think_us >= 0 and job.submit_us != now:
             job = self._submits[number] = replace(job, submit_us=now)
         self._arrived[number] = 1
         if self.tell.job_submitted(self._as_request(job)):

@@ -160,7 +160,14 @@ def test_jobs_follow_others_after_their_think_time_or_wait_in_the_queue_for_thei
     result = run(a_workload(*jobs), a_setting("first_fit"))
     assert [spells(result, n) for n in (1, 2, 3, 4)] == [[(0, 10, "ended")], [(15, 25, "ended")], [(25, 26, "ended")], [(10, 13, "ended")]]
     assert result.outcomes[1].job.submit_us == 15 * SECOND
-    assert result.outcomes[3].job.submit_us == 2 * SECOND
+    assert [result.outcomes[n].job.submit_us for n in (2, 3)] == [1 * SECOND, 2 * SECOND]
+
+
+def test_a_job_that_waits_for_one_still_to_come_keeps_its_own_place_in_the_queue() -> None:
+    # 2 comes 5 s after the end of 1, at 15 s; 3, of 1 s, waits for its end and is before 4, of 20 s, when both can start at 25 s.
+    jobs = (a_job(1, 0, 10, 4), a_job(2, 0, 10, 4, after=1, think_us=5 * SECOND), a_job(3, 1, 1, 4, after=2), a_job(4, 20, 3, 4))
+    result = run(a_workload(*jobs), a_setting("fcfs"))
+    assert [spells(result, n) for n in (3, 4)] == [[(25, 26, "ended")], [(26, 29, "ended")]]
 
 
 def test_dependencies_and_memory_come_from_the_trace(tmp_path: Path) -> None:
