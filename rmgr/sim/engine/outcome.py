@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple, overload
 
+from rmgr.errors import UsageError
 from rmgr.model.states import State
 from rmgr.sched.job import Job as Request
 from rmgr.sched.job import Node
@@ -24,6 +25,8 @@ from rmgr.sim.workload.jobs import WorkloadJob
 #: Cores as inclusive ranges, ascending, never adjacent: ((0, 3), (7, 7)).
 Cores = tuple[tuple[int, int], ...]
 _NONE = -1
+#: Times are kept in 64 bits: 292,000 years.
+LATEST_US = (1 << 63) - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -215,9 +218,17 @@ class Stretches:
         self._ranges = array("i" if processors < 1 << 31 else "q")
 
     def append(self, number: int, start_us: int, end_us: int, cores: Cores, parting: Parting) -> None:
-        """Records that the job ran from start to end on these cores. A stretch without length is dropped."""
+        """Records that the job ran from start to end on these cores. A stretch without length is dropped.
+
+        Raises: UsageError for an end that 64 bits cannot hold.
+        """
         if end_us == start_us:
             return
+        if end_us > LATEST_US:
+            raise UsageError(
+                f"job {number} ends {end_us / 1e6:.0f} s after the first submit: nothing is recorded after {LATEST_US / 1e6:.0f} s",
+                hint="its times, or those of jobs before it, are damaged",
+            )
         row = len(self._starts)
         if self._first[number - 1] == _NONE:
             self._first[number - 1] = row

@@ -135,7 +135,8 @@ def read_trace(path: str | Path, *, processors: int | None = None, dependencies:
     counts = Counter[str]()
     usable = list(_usable_records(reader, counts))
     if not usable:
-        message = f"none of its {counts[_RECORDS]} records has a run time and a size" if counts[_RECORDS] else "it holds no record"
+        records = counts[_RECORDS]
+        message = f"none of its {records} records has a submit time, a run time and a size" if records else "it holds no record"
         raise UsageError(f"{path}: {message}", hint="SWF has one job a line, 18 numbers; see rmgr sim run --help")
     machine = processors or reader.header_number("MaxProcs") or reader.header_number("MaxNodes")
     if not machine:
@@ -244,8 +245,8 @@ FIELDS = (
 )
 _GZIP = b"\x1f\x8b"
 _LONGEST_SHOWN = 40
-#: Beyond it a number is damage, not a time: 10^15 seconds are 30 million years, and engine time counts microseconds.
-LARGEST = 10**15
+#: Beyond it a number is damage, not a time: 10^12 seconds are 30,000 years, and results keep times as microseconds in 64 bits.
+LARGEST = 10**12
 
 
 class Record(NamedTuple):
@@ -350,7 +351,7 @@ class SwfReader:
         shown = word[:_LONGEST_SHOWN].decode("utf-8", "backslashreplace")
         is_one = not math.isnan(value) and word.lstrip(b"+-")[:1].lower() != b"i"
         raise UsageError(
-            f"{self.path}, line {line}, field {at + 1} ({FIELDS[at]}): {shown!r} is {'beyond 10^15' if is_one else 'not a number'}",
+            f"{self.path}, line {line}, field {at + 1} ({FIELDS[at]}): {shown!r} is {'beyond 10^12' if is_one else 'not a number'}",
             hint="SWF has 18 numbers a line; comments begin with ';', unknown values are -1",
         )
 

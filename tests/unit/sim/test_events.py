@@ -170,6 +170,12 @@ def test_a_job_that_waits_for_one_still_to_come_keeps_its_own_place_in_the_queue
     assert [spells(result, n) for n in (3, 4)] == [[(25, 26, "ended")], [(26, 29, "ended")]]
 
 
+def test_a_job_that_ends_later_than_64_bits_of_microseconds_is_named() -> None:
+    jobs = [a_job(number, 0, 10**12, 4) for number in range(1, 11)]
+    with pytest.raises(UsageError, match="job 10 ends 10000000000000 s after the first submit"):
+        run(a_workload(*jobs), a_setting("fcfs"))
+
+
 def test_dependencies_and_memory_come_from_the_trace(tmp_path: Path) -> None:
     # Job 20 is submitted 7 s after the end of 10, 40 waits for 30; 50 names a job that does not come before. 1 GB a process for 30.
     trace = tmp_path / "t.swf"
