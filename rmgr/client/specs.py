@@ -24,7 +24,7 @@ from rmgr.errors import UsageError
 from rmgr.model.base import Request
 from rmgr.model.submission import MPI, ONCE, RANKS, OnDisconnect, PythonEnvironment, Rigid, Submission, Work
 from rmgr.model.units import duration_us_of, size_of
-from rmgr.runner import filters
+from rmgr.runner import filters, settings
 from rmgr.runner.filters import Filter
 from rmgr.runtime import machine
 
@@ -32,7 +32,7 @@ from rmgr.runtime import machine
 _MAX_DIRECTORY_BYTES = 8 * 1024
 #: Of `sys.argv`, likewise.
 _MAX_ARGUMENT_BYTES = 4 * 1024
-#: Of filters of warnings, likewise.
+#: Of filters of warnings and of settings of the interpreter, likewise.
 _MAX_FILTER_BYTES = 4 * 1024
 _INSTALLED = re.compile(r"(?:site|dist)-packages(?:/|$)")
 #: Names under which a Starter keeps the files of shipped modules.
@@ -147,13 +147,15 @@ def python_environment(*, python: str = "", modules: tuple[str, ...] = (), initi
 
     from rmgr.runner import program
 
+    own = settings.current()
     return PythonEnvironment(
         python=python,
         version=f"{sys.version_info.major}.{sys.version_info.minor}",
         cloudpickle=cloudpickle.__version__,
         sys_path=source_directories(),
         argv=program_arguments(),
-        warnings=filters_of_warnings(),
+        warnings=filters_of_warnings(_MAX_FILTER_BYTES - sum(len(name) + len(text) for name, text in own)),
+        settings=own,
         modules=tuple(dict.fromkeys((*modules, *inherited()))),
         initializer=initializer,
         worker_group=group or program.mine().workers["group"],
@@ -190,10 +192,9 @@ def program_arguments() -> tuple[str, ...]:
     return ()
 
 
-def filters_of_warnings() -> tuple[Filter, ...]:
+def filters_of_warnings(left: int = _MAX_FILTER_BYTES) -> tuple[Filter, ...]:
     """Returns this process's filters of warnings, () if they are the usual ones; the first of them if a record cannot hold all."""
     kept: list[Filter] = []
-    left = _MAX_FILTER_BYTES
     for one in filters.current():
         joined = "".join(one)
         with contextlib.suppress(UnicodeEncodeError):

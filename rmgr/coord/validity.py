@@ -213,6 +213,7 @@ BOOK.add(
     sys_path=many(FILE, 1000),
     argv=many(text(ZNODE_BYTES), LONG),
     warnings=many(row(WORD, *3 * [text(ZNODE_BYTES)], words("[0-9]{1,9}", "a line")), 1000),
+    settings=many(row(WORD, text(ZNODE_BYTES)), 1000),
     modules=many(SHA256, 1000),
     initializer=_SHA256,
     worker_group=GUID,

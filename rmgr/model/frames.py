@@ -85,10 +85,10 @@ class StartWorker(msgspec.Struct, frozen=True, array_like=True, kw_only=True, ta
     """Forks a Python worker; answered by `WorkerForked` with its sockets, or `WorkerGone`.
 
     sys_path: added if they exist. archives: zip files put first on sys.path. argv: `sys.argv`. warnings: filters,
-    () = the usual ones. initializer: pickle of (function, args), run once. python_version: the client's "3.11"; another
-    one is refused. cloudpickle: the client's "3.1.1"; another major version is refused. protocol: the Starter's; an
-    interpreter with another rmgr is refused. inline_bytes: larger results are left in files. program: the one that the worker serves.
-    group: its own calls go to workers of this group, as `PythonEnvironment.worker_group`.
+    () = the usual ones. settings: what differs from a fresh interpreter. initializer: pickle of (function, args), run once.
+    python_version: the client's "3.11"; another one is refused. cloudpickle: the client's "3.1.1"; another major version is refused.
+    protocol: the Starter's; an interpreter with another rmgr is refused. inline_bytes: larger results are left in files.
+    program: the one that the worker serves. group: its own calls go to workers of this group, as `PythonEnvironment.worker_group`.
     """
 
     worker: int
@@ -105,6 +105,7 @@ class StartWorker(msgspec.Struct, frozen=True, array_like=True, kw_only=True, ta
     argv: tuple[str, ...] = ()
     warnings: tuple[tuple[str, str, str, str, str], ...] = ()
     group: str = ""
+    settings: tuple[tuple[str, str], ...] = ()
 
 
 class CommandItem(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):

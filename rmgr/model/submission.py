@@ -139,6 +139,7 @@ class PythonEnvironment:
     argv: tuple[str, ...] = ()  #: the client's `sys.argv`, which its functions find
     #: The client's filters of warnings (`runner/filters.py`), () = as an interpreter begins.
     warnings: tuple[tuple[str, str, str, str, str], ...] = ()
+    settings: tuple[tuple[str, str], ...] = ()  #: what the client has set of its interpreter (`runner/settings.py`)
     modules: tuple[str, ...] = ()  #: sha256 of shipped zip archives (store family mod/)
     initializer: str = ""  #: sha256 of a stored (function, args) pickle, run once per worker (Executor)
     worker_group: str = ""  #: workers are shared only within the group (an Executor with an initializer)

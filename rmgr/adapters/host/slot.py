@@ -193,6 +193,7 @@ class Slot:
                 program=spec.program,
                 argv=spec.argv,
                 warnings=spec.warnings,
+                settings=spec.settings,
                 group=spec.group.rpartition("/")[2],  # behind the user, of whose work it is
             )
         )
@@ -455,8 +456,8 @@ class WorkerSpec:
     """Specification of a worker; work with the same specification may share a worker.
 
     environ: set in the worker from its first instruction (OMP_NUM_THREADS must be there before numpy is loaded).
-    sys_path: added where they exist. argv: `sys.argv`. warnings: filters, () = the usual ones. archives: zip files on this node.
-    initializer: pickle of (function, args).
+    sys_path: added where they exist. argv: `sys.argv`. warnings: filters, () = the usual ones. settings: what differs from a fresh
+        interpreter. archives: zip files on this node. initializer: pickle of (function, args).
     python_version, cloudpickle: the client's "3.11" and "3.1.1". memory_bytes: limit of the worker's own cgroup, 0 = none.
     group: workers of different groups are never shared (an Executor with an initializer, another user's work). program: nor are
         workers of different programs, which differ in `__main__`.
@@ -466,6 +467,7 @@ class WorkerSpec:
     sys_path: tuple[str, ...] = ()
     argv: tuple[str, ...] = ()
     warnings: tuple[tuple[str, str, str, str, str], ...] = ()
+    settings: tuple[tuple[str, str], ...] = ()
     archives: tuple[str, ...] = ()
     initializer: bytes = b""
     python_version: str = ""

@@ -21,7 +21,7 @@ import msgspec
 from rmgr.errors import RmgrError
 from rmgr.model.frames import KeyedCall, KeyedInput, StartWorker, TaskBatch, TaskExtra, TaskItem
 from rmgr.model.states import Reason
-from rmgr.runner import filters, modules, program
+from rmgr.runner import filters, modules, program, settings
 from rmgr.runner.current import TaskTerminated, running
 from rmgr.runner.host import home
 from rmgr.runner.host.files import remove_tree
@@ -179,6 +179,7 @@ def main() -> NoReturn:
         _find_modules(bundle, os.path.join(place, "modules"))
         if bundle.spec.warnings:
             filters.apply(bundle.spec.warnings)
+        settings.apply(bundle.spec.settings)
         comm = _communicator() if bundle.launch == "mpi" else None
         function = FunctionCache().read(bundle.blob, bundle.function)
         args, kwargs, outputs = arguments(TaskItem(bundle.seq, 0, payload=bundle.payload), keyed=bundle.keyed)

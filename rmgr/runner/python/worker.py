@@ -53,7 +53,7 @@ from rmgr.model.frames import (
 )
 from rmgr.model.states import Reason
 from rmgr.model.stream import FrameError, FrameReader, encode
-from rmgr.runner import filters, modules, program
+from rmgr.runner import filters, modules, program, settings
 from rmgr.runner.current import TaskTerminated, gate, running
 from rmgr.runner.host.board import PAGE, RESULTS_BYTES, RESULTS_HEAD, REVOKED_AFTER, REVOKED_UNTIL, SEQ, STARTED, TERM_SEQ, Board
 from rmgr.runner.host.environment import TaskEnvironment, umask_of
@@ -178,6 +178,7 @@ class WorkerProcess:
             modules.find_modules_in(spec.sys_path)
             if spec.warnings:
                 filters.apply(spec.warnings)
+            settings.apply(spec.settings)
             if spec.initializer:
                 in_initializer = True
                 function, args = program.loads(spec.initializer)

@@ -103,6 +103,7 @@ OTHER_PARTS: list[object] = [
             {"sys_path": ("/x",)},
             {"argv": ("x",)},
             {"warnings": (("ignore", "", "builtins.Warning", "", "0"),)},
+            {"settings": (("recursion", "5000"),)},
             {"modules": ("d" * 64,)},
             {"initializer": "e" * 64},
             {"worker_group": "g"},

@@ -98,6 +98,7 @@ EXEMPT = {
     "runner/program.py": _OWN,
     "runner/ranks/terminal.py": _OWN,
     "runner/remote.py": _OWN,
+    "runner/settings.py": _OWN,
     "sched/vetting.py": _SELF,
     "sim/runs/experiment.py": _SELF,
 }

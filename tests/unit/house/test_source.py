@@ -157,6 +157,11 @@ PRIVATE: dict[str, tuple[Private, ...]] = {
     "concurrent.futures._base": tuple(
         Private(name, "client/futures.py") for name in ("CANCELLED", "CANCELLED_AND_NOTIFIED", "FINISHED", "PENDING")
     ),
+    "concurrent.futures.thread:ThreadPoolExecutor": tuple(
+        Private(name, "runner/program.py") for name in ("_max_workers", "_thread_name_prefix")
+    ),
+    "logging": (Private("_STYLES", "runner/settings.py"),),
+    "logging:Formatter": (Private("_style", "runner/settings.py"), Private("_fmt", "runner/settings.py")),
     "pickle": (Private("_Unpickler", "runner/program.py"),),
     "threading": (Private("_register_atexit", "client/connection.py", ("func", "arg", "kwargs")),),
     "wrapt:FunctionWrapper": (Private("_self_wrapper", "runner/program.py"), Private("_self_enabled", "runner/program.py")),

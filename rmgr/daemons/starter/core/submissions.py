@@ -161,6 +161,7 @@ class Info:
                 sys_path=python.sys_path,
                 argv=python.argv,
                 warnings=python.warnings,
+                settings=python.settings,
                 archives=tuple(archives),
                 initializer=initializer,
                 python_version=python.version,
