@@ -524,6 +524,8 @@ def raised_by(settled: Settled, number: int, store: Store, timeout_s: float | No
         raise
     except RAISED:  # code of users: its summary is in the outcome
         return None
+    if isinstance(error, NameError):
+        program.mine().explain(error)
     return error if isinstance(error, BaseException) else None
 
 

@@ -15,9 +15,11 @@ from __future__ import annotations
 import builtins
 import contextlib
 import contextvars
+import copyreg
 import dis
 import enum
 import functools
+import gc
 import io
 import os
 import pickle
@@ -50,6 +52,7 @@ Name = tuple[str, str]
 _FILE = "__file__"
 _MISSING = object()
 _SMALL_FRONT = 64 * 1024
+_MAKE_IT_THERE = "make it in the function, or in an initializer of an Executor: it cannot travel"
 #: With what a function brings the text of its cell, and the longest text.
 _CELL, _MOST_CELL = "_rmgr_cell", 64 * 1024
 _LRU = type(functools.lru_cache(None)(id))
@@ -105,7 +108,7 @@ class Program:
         self.is_own = is_own
         self._bound: dict[Name, _Bound] = {}
         self.names_of: dict[int, list[Name]] = {}  # the same the other way: by id of the value
-        self._left_out: dict[Name, object] = {}  # values that cannot be pickled
+        self._left_out: dict[Name, tuple[object, str]] = {}  # values that cannot be pickled, and why
         self._modules: dict[str, types.ModuleType] = {}  # made here
         self._groups = 0  # made so far
         self._last_version = 0
@@ -233,8 +236,11 @@ class Program:
             return
         with _lock:
             self.looked = object()
+            can_travel = [name for name, (value, _) in self._left_out.items() if self._can_travel(name, value)]
+            for name in can_travel:
+                del self._left_out[name]
             groups = {bound.group for bound in self._bound.values() if bound.group is not None}
-            if any(map(self._has_changed, groups)):
+            if can_travel or any(map(self._has_changed, groups)):
                 for bound in self._bound.values():
                     bound.group = None  # all of them: groups name what other groups have
                 self.workers["group"] = os.urandom(16).hex()
@@ -246,8 +252,23 @@ class Program:
         except Exception:  # noqa: BLE001 - __reduce__ of user classes may raise anything
             return True
 
+    def _can_travel(self, name: Name, value: object) -> bool:
+        """Returns whether a value that was left out can be pickled by now."""
+        try:
+            self._pickled({name: value}, {name: 0})
+        except Exception:  # noqa: BLE001 - __reduce__ of user classes may raise anything
+            return False
+        return self.namespace(name[0]).get(name[1], _MISSING) is value
+
     def _is_left_out(self, name: Name, value: object) -> bool:
-        return self._left_out.get(name, _MISSING) is value
+        return self._left_out.get(name, (_MISSING, ""))[0] is value
+
+    def explain(self, error: NameError) -> None:
+        """Adds to an error of a call, which has not found a name, why the name did not travel."""
+        found = _NOT_DEFINED.match(str(error))
+        for (_, name), (_, why) in self._left_out.items():
+            if found and name == found[1] and why not in getattr(error, "__notes__", ()):
+                error.add_note(why)
 
     def _make_group(self, names: set[Name], must: set[Name]) -> None:
         """Pickles names together, with further names that they turn out to need. Raises: PickleFailed."""
@@ -326,12 +347,10 @@ class Program:
             try:
                 self._pickled({name: value}, {name: versions[name]})
             except Exception as why:
+                told = f"{name[1]}, a {type(value).__qualname__} of {name[0]}, cannot be pickled: {type(why).__name__}: {why}"
                 if name in must:
-                    raise PickleFailed(
-                        f"{name[1]}, a {type(value).__qualname__} of {name[0]}, cannot be pickled: {type(why).__name__}: {why}",
-                        hint="make it in the function, or in an initializer of an Executor: it cannot travel",
-                    ) from why
-                self._left_out[name] = value
+                    raise PickleFailed(told, hint=_MAKE_IT_THERE) from why
+                self._left_out[name] = value, f"{told}\nhint: {_MAKE_IT_THERE}"
                 bad.add(name)
         if not bad:
             raise error
@@ -454,6 +473,8 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         #: Where the instances of a class lie in modules, by id. Each is held, so ids stay theirs.
         self._homes: dict[type, dict[int, tuple[types.ModuleType, str, object]]] = {}
         self._guarded: dict[type, bool] = {}
+        #: Names of the program by id of their values.
+        self._known: dict[int, Name] | None = None
         self._at = at
 
     def reducer_override(self, thing: Any) -> Any:
@@ -513,10 +534,21 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             return _EACH_ITS_OWN[kind], ()
         if self._versions is not None and kind is _ENVIRON:
             return getattr, (os, "environ" if thing is os.environ else "environb")
+        if self._versions is not None and kind is weakref.ref:
+            if self._known is None:
+                names = [(module, name) for module in self._program.modules() for name in self._program.namespace(module)]
+                self._known = {id(self._program.namespace(module)[name]): (module, name) for module, name in names}
+            if (known := self._known.get(id(thing()))) is not None:
+                self.needs.add(known)  # so that both are the same object
+            return _reference, (thing(),)
+        if self._versions is not None and (kind.__module__, kind.__name__) == ("concurrent.futures.thread", "ThreadPoolExecutor"):
+            begin = [getattr(thing, name, None) for name in ("_initializer", "_initargs")]  # Python 3.14 keeps them elsewhere
+            return kind, (thing._max_workers, thing._thread_name_prefix, begin[0], begin[1] or ())  # noqa: SLF001 - as after a fork
         if kind is struct.Struct:
             return struct.Struct, (thing.format,)
         if self._versions is not None and isinstance(thing, threading.local) and kind.__reduce_ex__ is object.__reduce_ex__:
-            return kind.__new__, (kind,), {name: value for name, value in vars(thing).items() if self._can_travel(value)}
+            state = {name: value for name, value in vars(thing).items() if self._can_travel(value)}
+            return copyreg.__newobj_ex__, (kind, *_given_to_local(thing)), state  # type: ignore[attr-defined]
         if (wrapper := _of_wrapt("FunctionWrapper")) is not None and issubclass(kind, wrapper):  # it claims to be what it wraps
             shown = thing.__wrapped__, thing._self_wrapper, thing._self_enabled  # noqa: SLF001 - it has no other names
             return _wrapper_of_wrapt, (None if kind is wrapper else kind, *shown)
@@ -734,6 +766,13 @@ def _options_of_struct(kind: Any) -> dict[str, object]:
     config, own = kind.__struct_config__, [name for name in annotations_of(kind) if name in kind.__struct_fields__]
     options = {option: getattr(config, option) for option in dir(config) if not option.startswith("_")}
     return {**options, "tag": False if config.tag is None else config.tag, "kw_only": bool(own) and own[0] not in kind.__match_args__}
+
+
+def _given_to_local(thing: threading.local) -> tuple[tuple[object, ...], dict[str, object]]:
+    """Returns the arguments with which each further thread makes its own values; only the garbage collector knows them."""
+    held = gc.get_referents(thing)
+    args = next((one for one in held if type(one) is tuple), ())
+    return args, next((one for one in held if type(one) is dict and one and all(type(key) is str for key in one)), {})
 
 
 _EACH_ITS_OWN: dict[type, Callable[[], object]] = {
@@ -1004,6 +1043,17 @@ def _json_scanner(options: dict[str, Any]) -> object:
     return c_make_scanner(types.SimpleNamespace(**options))
 
 
+#: What weak references refer to: the program holds it, and does not say here by what.
+_referred: list[object] = []
+
+
+def _reference(to: Any) -> object:
+    if to is None:
+        return weakref.ref(set())  # dead
+    _referred.append(to)
+    return weakref.ref(to)
+
+
 def _context_variable(name: str, *value: object) -> contextvars.ContextVar[object]:
     return contextvars.ContextVar(name, default=value[0]) if value else contextvars.ContextVar(name)
 
@@ -1172,6 +1222,7 @@ def _looks_up(code: types.CodeType) -> bool:
     return by_text or any(_looks_up(constant) for constant in code.co_consts if isinstance(constant, types.CodeType))
 
 
+_NOT_DEFINED = re.compile(r"name '(\w+)' is not defined")
 _WORD = re.compile(r"[^\W\d]\w*")
 _GLOBAL_OPS = frozenset(
     {"LOAD_GLOBAL", "STORE_GLOBAL", "DELETE_GLOBAL", "LOAD_NAME", "LOAD_CLASSDICT_OR_GLOBAL", "LOAD_FROM_DICT_OR_GLOBALS"}

@@ -200,13 +200,57 @@ PROGRAMS = {
             own.seen.append(2)
             plain.n += 1
             other = []
-            thread = threading.Thread(target=lambda: other.append(hasattr(plain, "n")))
+            thread = threading.Thread(target=lambda: other.append((hasattr(plain, "n"), own.size, own.seen, hasattr(own, "none"))))
             thread.start()
             thread.join()
             return plain.n, own.size, own.seen, own.none, other, decoder.decode("[1.5]"), exact.decode('{"a": 1.50}')
         if __name__ == "__main__":
             with pool() as executor:
                 print(executor.submit(use).result())
+    """,
+    "weak references, and threads of one's own": """
+        import concurrent.futures, weakref
+        class Node:
+            def __init__(self, name, parent=None):
+                self.name, self.parent, self.children = name, parent and weakref.ref(parent), []
+                if parent is not None:
+                    parent.children.append(self)
+        root = Node("root")
+        leaf = Node("leaf", root)
+        alone = weakref.ref(root)
+        gone = weakref.ref(Node("gone"))
+        kept = weakref.WeakValueDictionary({"root": root}), weakref.WeakSet([leaf])
+        threads = concurrent.futures.ThreadPoolExecutor(2, "mine", initializer=len, initargs=([],))
+        def double(n):
+            return n * 2
+        def use():
+            return alone() is root, root.children[0].parent() is root, leaf.parent().name, gone(), [len(one) for one in kept]
+        def alone_used():
+            return alone().children[0].parent().name, list(threads.map(double, range(3))), threads._max_workers
+        if __name__ == "__main__":
+            with pool(1) as executor:
+                print(executor.submit(alone_used).result(), executor.submit(use).result())
+    """,
+    "globals that are put right": """
+        class Config:
+            def __init__(self):
+                self.log, self.n = open("/dev/null", "w"), 1
+        config = Config()
+        class Model:
+            def plain(self):
+                return "plain"
+            def use(self):
+                return config.n
+        def ask(model, method):
+            return getattr(model, method)()
+        if __name__ == "__main__":
+            model = Model()
+            with pool(1) as executor:
+                print(executor.submit(ask, model, "plain").result())
+            config.log.close()
+            config.log, config.n = None, 2
+            with pool(1) as executor:
+                print(executor.submit(ask, model, "use").result(), executor.submit(model.use).result())
     """,
     "recursion and cycles": """
         class A:

@@ -184,6 +184,83 @@ def test_what_a_program_ignores_is_not_shown_and_what_is_an_error_for_it_is_one(
     assert ("raised told of that" in told[0][0]) == bool(options)
 
 
+_SETS = """
+import csv, decimal, io, locale, logging, socket, sys
+import numpy as np
+class Coloured(logging.Formatter):
+    pass
+log = logging.getLogger("app.part")
+def depth(n):
+    return 0 if n == 0 else 1 + depth(n - 1)
+def use(n):
+    log.info("part of %d", n)
+    logging.getLogger("app").debug("too small")
+    logging.getLogger("quiet").warning("not told")
+    logging.getLogger("alone").debug("told alone")
+    rows = [len(row[0]) for row in csv.reader(io.StringIO("x" * 200_000))]
+    try:
+        found = np.array([1.0]) / np.array([0.0])
+    except FloatingPointError as error:
+        found = str(error)
+    digits = decimal.Decimal(1) / decimal.Decimal(7), len(str(10**5000)), str(np.array([1.23456]))
+    return depth(3000), digits, rows, found, socket.getdefaulttimeout(), locale.setlocale(locale.LC_ALL), log.isEnabledFor(20)
+if __name__ == "__main__":
+    logging.basicConfig(level=logging.INFO, format="{levelname} of {name}: {message}", style="{")
+    handler = logging.StreamHandler(sys.stdout)
+    handler.setFormatter(Coloured("%(colour)s %(message)s"))
+    alone, quiet = logging.getLogger("alone"), logging.getLogger("quiet")
+    alone.addHandler(handler)
+    alone.setLevel(logging.DEBUG)
+    alone.propagate, quiet.disabled = False, True
+    sys.setrecursionlimit(5000)
+    sys.set_int_max_str_digits(6000)
+    decimal.getcontext().prec = 50
+    decimal.getcontext().traps[decimal.Inexact] = False
+    csv.field_size_limit(10**6)
+    socket.setdefaulttimeout(7.5)
+    locale.setlocale(locale.LC_ALL, "C.UTF-8")
+    np.seterr(divide="raise")
+    np.set_printoptions(precision=2)
+    with pool(1, output="echo") as executor:
+        print(executor.submit(use, 1).result())
+"""
+
+
+def test_what_a_program_sets_of_its_interpreter_holds_in_calls(live: DevCluster, tmp_path: Path) -> None:
+    """As in forked workers; a handler that has a formatter of the program's own class is the usual one."""
+    (tmp_path / "main.py").write_text(_POOL + _SETS)
+    home, here = (ended([sys.executable, "main.py", *words], tmp_path) for words in (["home"], []))
+    assert (home.returncode, here.returncode) == (0, 0), here.stderr
+    assert here.stdout.splitlines() == ["DEBUG:alone:told alone", *home.stdout.splitlines()[-1:]]
+    assert here.stderr.splitlines() == ["INFO of app.part: part of 1"]
+    assert home.stderr.splitlines()[0] == here.stderr.splitlines()[0]
+
+
+def test_a_name_that_did_not_travel_says_why_when_it_is_missed(live: DevCluster, tmp_path: Path) -> None:
+    text = """
+        import ssl, rmgr
+        secure = ssl.create_default_context()
+        class Client:
+            def plain(self):
+                return "plain"
+            def use(self):
+                return secure.verify_mode
+        def ask(client, method):
+            return getattr(client, method)()
+        with rmgr.Executor(1) as executor:
+            print(executor.submit(ask, Client(), "plain").result())
+            executor.submit(ask, Client(), "use").result()
+    """
+    (tmp_path / "main.py").write_text(textwrap.dedent(text))
+    done = ended([sys.executable, "main.py"], tmp_path)
+    assert (done.returncode, done.stdout) == (1, "plain\n")
+    assert done.stderr.splitlines()[-3:] == [
+        "NameError: name 'secure' is not defined",
+        "secure, a SSLContext of __main__, cannot be pickled: TypeError: cannot pickle 'SSLContext' object",
+        "hint: make it in the function, or in an initializer of an Executor: it cannot travel",
+    ]
+
+
 @pytest.mark.parametrize("call", ["executor.submit(square, 3)", "executor.map(square, [3])", "rmgr.TaskQueue(square).submit_call(3)"])
 def test_a_module_that_calls_its_own_function_when_it_is_imported_is_told_so(live: DevCluster, tmp_path: Path, call: str) -> None:
     """The node imports it to run the call, and would make the call too, and so on."""
