@@ -98,7 +98,7 @@ class Station(ABC):
 
     def submit(self, now_s: float, request: int, service_s: float) -> None:
         """Accepts a client's request now; alone it would be served in `service_s`. The station has been advanced to now."""
-        self._enter(now_s, request, service_s, 1.0)
+        self._enter(now_s, request, service_s)
 
     def advance(self, now_s: float) -> list[Done]:
         """Lets time pass until now. Returns the clients' requests that have left, in order."""
@@ -116,7 +116,7 @@ class Station(ABC):
             else:
                 other = self.background
                 assert other is not None
-                self._enter(at, _OTHER, other.random.expovariate(1 / other.mean_s), other.weight)
+                self._enter(at, _OTHER, other.random.expovariate(1 / other.mean_s))
                 self._next = at + other.gap_s(self.slots)
         self._pass(now_s)
         return done
@@ -130,12 +130,17 @@ class Station(ABC):
     def due_s(self) -> float:
         """Returns when the station must be advanced next; infinity while it holds no client's request."""
 
-    @abstractmethod
     def load(self) -> float:
-        """Requests running and waiting; other work counts by its weight."""
+        """Returns the requests running and waiting; other work counts by its weight. Counted, not summed up: 0 is 0 after any time."""
+        requests, other = self.requests, self.background
+        return requests + (other.weight * (self._held() - requests) if other is not None else 0.0)
 
     @abstractmethod
-    def _enter(self, now_s: float, request: int, service_s: float, weight: float) -> None: ...
+    def _held(self) -> int:
+        """Returns how many requests and items of other work are in the station."""
+
+    @abstractmethod
+    def _enter(self, now_s: float, request: int, service_s: float) -> None: ...
 
     @abstractmethod
     def _first_end(self) -> float: ...
@@ -154,8 +159,7 @@ class FcfsStation(Station):
     def __init__(self, slots: int = 1, background: Background | None = None) -> None:
         super().__init__(slots, background)
         self._free = [0.0] * slots  # when each slot becomes free (s), a heap
-        self._ends: list[tuple[float, float, int]] = []  # (end, weight, request), a heap
-        self._load = 0.0
+        self._ends: list[tuple[float, int]] = []  # (end, request), a heap
         self._requests = 0
 
     @property
@@ -163,32 +167,30 @@ class FcfsStation(Station):
         return self._requests
 
     def due_s(self) -> float:
-        return min((end for end, _, request in self._ends if request >= 0), default=math.inf) if self._requests else math.inf
+        return min((end for end, request in self._ends if request >= 0), default=math.inf) if self._requests else math.inf
 
-    def load(self) -> float:
-        return max(self._load, 0.0)
+    def _held(self) -> int:
+        return len(self._ends)
 
-    def _enter(self, now_s: float, request: int, service_s: float, weight: float) -> None:
+    def _enter(self, now_s: float, request: int, service_s: float) -> None:
         self._requests += request >= 0
         self.tally.came(service_s)
         end = max(now_s, self._free[0]) + service_s
         heapq.heapreplace(self._free, end)
-        heapq.heappush(self._ends, (end, weight, request))
-        self._load += weight
+        heapq.heappush(self._ends, (end, request))
 
     def _first_end(self) -> float:
         return self._ends[0][0] if self._ends else math.inf
 
     def _leave(self) -> int:
-        _, weight, request = heapq.heappop(self._ends)
-        self._load -= weight
+        _, request = heapq.heappop(self._ends)
         self._requests -= request >= 0
         return request
 
     def _pass(self, until_s: float) -> None:
         lasted = until_s - self._now
         self.tally.busy_s += lasted * min(len(self._ends), self.slots)
-        self.tally.load_s += lasted * self._load
+        self.tally.load_s += lasted * self.load()
         self._now = until_s
 
 
@@ -207,11 +209,10 @@ class SharedStation(Station):
     def due_s(self) -> float:
         return min(self._first_end(), self._next) if self.requests else math.inf
 
-    def load(self) -> float:
-        weight = self.background.weight if self.background is not None else 0.0
-        return sum(1.0 if request >= 0 else weight for request in self._left)
+    def _held(self) -> int:
+        return len(self._left)
 
-    def _enter(self, now_s: float, request: int, service_s: float, weight: float) -> None:  # noqa: ARG002 - it was advanced to now
+    def _enter(self, now_s: float, request: int, service_s: float) -> None:  # noqa: ARG002 - it was advanced to now
         self.tally.came(service_s)
         if request < 0:
             self._others += 1
