@@ -51,6 +51,8 @@ _UNTOUCHED = tuple(
 ASK_S, BUSY_S = 3.0, 15.0
 #: Time until the leader has seen a commit; greatest age of an answer on which a refusal is based.
 SETTLE_S, FRESH_S = 2.0, 0.5
+#: A user's commits of so many seconds are remembered as one.
+_TOGETHER_S = 0.1
 #: Estimate of ZooKeeper's memory for a znode besides its data, in bytes.
 _ZNODE_BYTES = 200
 #: Znodes of a submission besides its blocks.
@@ -173,12 +175,19 @@ class _Ledger:
     """Recent commits of one user, and bytes of the user's waiting tasks by powers of two."""
 
     def __init__(self) -> None:
-        self.recent: deque[tuple[float, int, int, int]] = deque()  # when, submissions, tasks, bytes
+        self.recent: deque[tuple[float, tuple[int, int, int]]] = deque()  # when at the latest; submissions, tasks, bytes until then
+        self.sums = (0, 0, 0)  #: of all of `recent`
         self.tasks = [0] * 32
         self.sizes = [0] * 32
 
     def add(self, now_s: float, new: _Addition) -> None:
-        self.recent.append((now_s, new.submissions, new.tasks, new.size))
+        added = new.submissions, new.tasks, new.size
+        # Together, or a user who commits a thousand times a second while nobody leads has millions of them.
+        if self.recent and now_s <= self.recent[-1][0]:
+            self.recent[-1] = self.recent[-1][0], _sum(self.recent[-1][1], added)
+        else:
+            self.recent.append((now_s + _TOGETHER_S, added))
+        self.sums = _sum(self.sums, added)
         for count, size in new.sizes:
             at = min(31, (size // max(1, count)).bit_length())
             self.tasks[at] += count
@@ -187,8 +196,8 @@ class _Ledger:
     def settle(self, before_s: float, unfinished: int) -> None:
         """Drops commits that the leader has seen; `unfinished` tasks are left of them."""
         while self.recent and self.recent[0][0] < before_s:
-            self.recent.popleft()
-        gone = sum(self.tasks) - unfinished - sum(tasks for _, _, tasks, _ in self.recent)
+            self.sums = _sum(self.sums, self.recent.popleft()[1], -1)
+        gone = sum(self.tasks) - unfinished - self.sums[1]
         for at, count in enumerate(self.tasks):
             if gone <= 0:
                 break
@@ -197,6 +206,10 @@ class _Ledger:
                 self.sizes[at] -= self.sizes[at] * some // count
                 self.tasks[at] -= some
                 gone -= some
+
+
+def _sum(some: tuple[int, int, int], more: tuple[int, int, int], sign: int = 1) -> tuple[int, int, int]:
+    return some[0] + sign * more[0], some[1] + sign * more[1], some[2] + sign * more[2]
 
 
 class ClusterUse:
@@ -261,15 +274,15 @@ class ClusterUse:
         known = self._known.get(user)
         with self._lock:
             ledger = self._ledgers.get(user)
-            recent = list(ledger.recent) if ledger is not None else []
+            submissions, tasks, size = ledger.sums if ledger is not None else (0, 0, 0)
             waiting = sum(ledger.sizes) if ledger is not None else 0
         used = dict.fromkeys(_CLUSTER, 0) if known is None else {name: known.used.get(name, 0) for name in _CLUSTER}
         for name in (JOBS, "open_submissions"):
-            used[name] += sum(one[1] for one in recent)
+            used[name] += submissions
         if known is not None and CORES in known.used:
             used[CORES] = known.used[CORES]
-        used["unfinished_tasks"] += sum(one[2] for one in recent)
-        used["zookeeper_bytes"] += waiting + sum(one[3] for one in recent)
+        used["unfinished_tasks"] += tasks
+        used["zookeeper_bytes"] += waiting + size
         return used
 
     def users(self) -> set[str]:
@@ -301,16 +314,14 @@ class ClusterUse:
 
     def _exceeded(self, user: str, new: _Addition) -> str:
         """Returns the limit that the user would exceed, "" if none."""
-        limits = self._bounds.limits
         amounts = (new.submissions, new.submissions, new.tasks, new.size + sum(size for _, size in new.sizes))
-        if not any(amounts):
-            return ""
-        used = self.used(user)
-        for name, amount in zip(_CLUSTER, amounts, strict=True):
-            limit = limits.of(name, user)
-            if limit and amount and used[name] + amount > limit:
-                return name
-        return ""
+        bounded = [
+            (name, amount, limit)
+            for name, amount in zip(_CLUSTER, amounts, strict=True)
+            if amount and (limit := self._bounds.limits.of(name, user))
+        ]
+        used = self.used(user) if bounded else {}
+        return next((name for name, amount, limit in bounded if used[name] + amount > limit), "")
 
     def _run(self) -> None:
         while not self._ended:

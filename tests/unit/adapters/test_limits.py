@@ -350,6 +350,21 @@ def test_without_a_leader_what_is_known_decides() -> None:
     assert "nobody leads" in world.use.problem
 
 
+def test_many_commits_while_nobody_leads_are_counted_but_not_remembered_one_by_one() -> None:
+    world = Cluster(open_submissions=1_000_000)
+    world.is_away = True
+    asked = submit(block(10))
+    for _ in range(5000):  # half a second
+        world.clock.now_s += 0.0001
+        world.use.check_order("ann", *asked)
+    assert world.use.used("ann")["unfinished_tasks"] == 5000 * 10
+    assert len(world.use._ledgers["ann"].recent) <= 6
+    world.is_away = False
+    world.clock.now_s += SETTLE_S + 1
+    world.use.refresh()
+    assert world.use.used("ann")["unfinished_tasks"] == 0
+
+
 # -- lines of audit
 
 
