@@ -241,7 +241,7 @@ class MemoryCoordinator(SessionCoordinator):
 
     def _open(self, session: tuple[int, bytes] | None) -> _MemoryLink:
         del session
-        return _MemoryLink(self, self.tree, self._wanted_timeout_s, self._clock)
+        return _MemoryLink(self, self.tree, self._wanted_timeout_s, self.clock)
 
     # -- faults
 
@@ -282,7 +282,7 @@ class MemoryCoordinator(SessionCoordinator):
         """Sends the link's heartbeat, which the server answers. Returns False if the link is down or the session has ended."""
         if not self.link.up or self.paused or not self.tree.is_alive(self.session_id):
             return False
-        self.link.last_answer_s = max(self.link.last_answer_s, self._clock())
+        self.link.last_answer_s = max(self.link.last_answer_s, self.clock())
         return True
 
     def expire(self) -> None:

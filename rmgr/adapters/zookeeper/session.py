@@ -103,7 +103,7 @@ class SessionCoordinator(abc.ABC):
     ) -> None:
         self.root = "/" + chroot.strip("/") if chroot.strip("/") else ""
         self.lists = lists_of(acl)
-        self._clock = clock
+        self.clock = clock
         self._lock = threading.Lock()
         self._pipe = Pipeline(window)
         self._session: tuple[int, bytes] = (0, b"")
@@ -144,7 +144,7 @@ class SessionCoordinator(abc.ABC):
         return max(self._answered_before_s, self.link.last_answer_s)
 
     def commit(self, multi: Multi, *, timeout_s: float = 10.0) -> Future[Outcome]:
-        op = Commit(self, multi, wire.encode_multi(multi, self.root, self.lists.encoded), self._clock() + timeout_s)
+        op = Commit(self, multi, wire.encode_multi(multi, self.root, self.lists.encoded), self.clock() + timeout_s)
         self._give(op)
         return op.future
 
@@ -242,7 +242,7 @@ class SessionCoordinator(abc.ABC):
         return (self.root if path == "/" else self.root + path) or "/"
 
     def _read(self, request: Any, finish: Callable[[Any], object], timeout_s: float, path: str, watch: Watch | None = None) -> Future[Any]:
-        op = Read(self, request, finish, self._clock() + timeout_s, path, watch)
+        op = Read(self, request, finish, self.clock() + timeout_s, path, watch)
         self._give(op)
         return op.future
 
@@ -331,7 +331,7 @@ class SessionCoordinator(abc.ABC):
                 self._lose_session()
             case LinkState.DEAD:
                 with self._lock:
-                    self._dead_since_s = self._clock()
+                    self._dead_since_s = self.clock()
                     self.deadlines.at(self._revive_s(self._dead_since_s))
                 if not self._closing.is_set():
                     self._announce(SessionState.SUSPENDED)
@@ -375,7 +375,7 @@ class SessionCoordinator(abc.ABC):
 
         Returns: when to call again (s on the clock), or None if only a new operation can make that necessary. Called by `Guard`.
         """
-        now = self._clock()
+        now = self.clock()
         with self._lock:
             waiting: list[Any] = list(self._pipe.unresolved())
             late = [op for op in waiting if op.deadline_s <= now]
@@ -413,7 +413,7 @@ class SessionCoordinator(abc.ABC):
             try:
                 self.link = self._open(session if session[0] else None)
             except Exception:
-                self._dead_since_s = self._clock()  # retried, later each time
+                self._dead_since_s = self.clock()  # retried, later each time
                 raise
         old.end(1.0)
 
@@ -472,12 +472,23 @@ class LateAnswer(CoordinationUnavailable, TimeoutError):
 
 
 class Asked(Future[T]):
-    """A request under way. Its deadline is earlier than that of whoever waits for it, but not in a process that stood still in between."""
+    """A request under way. What it comes to is known at its deadline at the latest: ends_s, on `clock`.
+
+    In a process that stood still it is known a moment later, once what came meanwhile was read.
+    """
+
+    def __init__(self, clock: Callable[[], float], ends_s: float) -> None:
+        super().__init__()
+        self.clock = clock
+        self.ends_s = ends_s
 
     def result(self, timeout: float | None = None) -> T:
         try:
             return super().result(timeout)
         except TimeoutError:
+            if self.clock() >= self.ends_s:
+                with contextlib.suppress(TimeoutError):
+                    return super().result(_KNOWN_S)
             raise LateAnswer(f"ZooKeeper has not answered within {format_duration(timeout or 0.0)}", hint="rmgr doctor") from None
 
 
@@ -492,7 +503,7 @@ class Commit(Pending):
         self.owner = owner
         self.body = body
         self.deadline_s = deadline_s
-        self.future: Future[Outcome] = Asked()
+        self.future: Future[Outcome] = Asked(owner.clock, deadline_s)
 
     @property
     def request(self) -> Commit:
@@ -563,7 +574,7 @@ class Read(Pending):
         self.deadline_s = deadline_s
         self.path = path
         self.watch = watch
-        self.future: Future[Any] = Asked()
+        self.future: Future[Any] = Asked(owner.clock, deadline_s)
 
     def set(self, value: Any) -> None:
         if self.request is not self.first:  # the second step: is the znode still absent?
@@ -675,7 +686,8 @@ def to_stamped(raw: tuple[bytes | None, Any]) -> Stamped:
 
 def gather(parts: Sequence[Future[Any]]) -> Future[list[Stamped | None]]:
     """Joins several reads into one list, done when the last is done; fails with the first error. Without parts, it is done at once."""
-    whole: Future[list[Stamped | None]] = Asked()
+    last = max((part for part in parts if isinstance(part, Asked)), key=lambda part: part.ends_s, default=None)
+    whole: Future[list[Stamped | None]] = Asked(*((last.clock, last.ends_s) if last else (time.monotonic, math.inf)))
     arrived = itertools.count(1)  # callbacks come on several threads
 
     def one(_: object) -> None:
@@ -700,6 +712,8 @@ def gather(parts: Sequence[Future[Any]]) -> Future[list[Stamped | None]]:
 PACE_S = 0.1
 #: A look that comes this much late, because the process stood still, is put off once by as much: answers that came meanwhile come first.
 STOOD_S = 1.0
+#: By then, one who stood still with the guard is told by it what an operation has come to.
+_KNOWN_S = 10.0
 
 
 class Guard:

@@ -17,7 +17,7 @@ import pytest
 from rmgr.adapters.zookeeper.client import Outbox, Pings
 from rmgr.adapters.zookeeper.session import Guard, LinkState, SessionCoordinator, allowed, gather
 from rmgr.adapters.zookeeper.wire import BulkRead, Refused
-from rmgr.coord.protocol.multi import Create, Gone, Multi, Stamped, Stat
+from rmgr.coord.protocol.multi import Committed, Create, Gone, Multi, Stamped, Stat, Unknown, put
 from rmgr.errors import CoordinationUnavailable, PermissionDenied, RmgrError
 from tests.harness.memory import MemoryCoordinator
 from tests.harness.waiting import eventually, stand_still
@@ -192,6 +192,26 @@ def test_an_operation_whose_deadline_passed_while_the_process_stood_still_takes_
     assert read.result(_DEADLINE_S) is not None
     client.pause()
     assert isinstance(client.stat("/", timeout_s=0.3).exception(_DEADLINE_S), RmgrError)
+    client.close()
+
+
+@pytest.mark.parametrize("is_answered", [True, False])
+def test_who_waited_for_a_change_while_the_process_stood_still_is_told_what_became_of_it(is_answered: bool) -> None:
+    """Once this was a plain TimeoutError, though the change was made."""
+    client = MemoryCoordinator()
+    client.pause()
+    change = client.commit(put("MAKE", "/made", b"", None), timeout_s=0.3)
+
+    def turn() -> None:
+        stand_still(2)
+        time.sleep(0.3)  # the one that waits is awake
+        if is_answered:
+            client.resume()
+
+    turner = threading.Thread(target=turn)
+    turner.start()
+    assert isinstance(change.result(1.3), Committed if is_answered else Unknown)
+    turner.join(60)
     client.close()
 
 

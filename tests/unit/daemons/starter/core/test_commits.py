@@ -68,7 +68,7 @@ class Doubtful(MemoryCoordinator):
         self.doubt -= 1
         future = super().commit(multi if self.carried_out else replace(multi, ops=(multi.ops[0],)), timeout_s=timeout_s)
         future.result(60)
-        answer = type(future)()
+        answer: Future[Outcome] = Future()
         answer.set_result(Unknown("lost"))
         return answer
 
