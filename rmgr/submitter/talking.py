@@ -9,10 +9,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass
 
 from msgspec.structs import replace
 
+from rmgr.adapters.access.server_threads import Silence
 from rmgr.adapters.gateway.talk import LOOK_S, Outbox
 from rmgr.coord import validity
 from rmgr.coord.protocol.ports import SessionState
@@ -127,11 +129,11 @@ class RemoteWork:
         return self.submit_many([order], timeout_s=timeout_s)[0]
 
     def submit_many(self, orders: Sequence[Order], *, timeout_s: float) -> list[Submitted]:
-        deadline_s = machine.monotonic() + timeout_s
+        waited = Silence(LOOK_S, machine.monotonic)  # not by the clock: a process that stood still has not heard yet what was answered
         made: list[Submitted] = []
         for start in range(0, len(orders), _WINDOW):
-            placing = [self._place(order, deadline_s) for order in orders[start : start + _WINDOW]]
-            made += [self._wait_placed(one, deadline_s, timeout_s) for one in placing]
+            placing = [self._place(order, timeout_s - waited.look()) for order in orders[start : start + _WINDOW]]
+            made += [self._wait_placed(one, waited, timeout_s) for one in placing]
         return made
 
     def keep(
@@ -165,8 +167,8 @@ class RemoteWork:
 
     # -- orders
 
-    def _place(self, order: Order, deadline_s: float) -> _Placing:
-        place = messages.place_of(0, order, max(0.1, deadline_s - machine.monotonic()))
+    def _place(self, order: Order, left_s: float) -> _Placing:
+        place = messages.place_of(0, order, max(0.1, left_s))
         if (size := len(messages.encode(place))) > messages.MAX_BYTES:
             raise UsageError(f"a submission of {size:,} bytes is larger than {messages.MAX_BYTES:,}", hint="put its data into the store")
         made = _Placing(place, Future())
@@ -184,15 +186,17 @@ class RemoteWork:
             self.say(replace(placing.place, is_repeat=True) if placing.was_said else placing.place)
             placing.was_said = True
 
-    def _wait_placed(self, placing: _Placing, deadline_s: float, timeout_s: float) -> Submitted:
-        try:
-            return machine.result(placing.done, max(0.0, deadline_s - machine.monotonic()) + 0.5)
-        except TimeoutError:
-            self._loop.post(lambda: self._placing.pop(placing.place.id, None))
-            if not placing.was_said:
-                raise self._no_answer_error(timeout_s) from None
-            token = validity.submission(placing.place.record, messages.UNNUMBERED).token
-            raise submit_unknown("the gateway went away meanwhile", token) from None
+    def _wait_placed(self, placing: _Placing, waited: Silence, timeout_s: float) -> Submitted:
+        while not placing.done.done() and (left_s := timeout_s + 0.5 - waited.look()) > 0:
+            with suppress(TimeoutError):
+                machine.result(placing.done, min(LOOK_S, left_s))
+        if placing.done.done():
+            return placing.done.result()
+        self._loop.post(lambda: self._placing.pop(placing.place.id, None))
+        if not placing.was_said:
+            raise self._no_answer_error(timeout_s)
+        token = validity.submission(placing.place.record, messages.UNNUMBERED).token
+        raise submit_unknown("the gateway went away meanwhile", token)
 
     # -- the stream
 

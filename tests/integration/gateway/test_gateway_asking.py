@@ -15,6 +15,7 @@ from rmgr.adapters.access.auth import Caller, rebuild
 from rmgr.adapters.access.limits import Bounds
 from rmgr.adapters.gateway.talk import Talks
 from rmgr.adapters.rpc.server import RpcServer
+from rmgr.client.submission.engine import engine_through
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Committed, Create, Exists, Multi
 from rmgr.coord.protocol.records import encode_record
@@ -24,11 +25,13 @@ from rmgr.errors import CoordinationUnavailable, NotConnected, NotFound, Request
 from rmgr.model.base import Capacity
 from rmgr.model.node import NodeRecord, NodeState
 from rmgr.model.queue import ClusterSettings, UserLimits
+from rmgr.model.submission import Command, Submission, Work
 from rmgr.procedures.bootstrap import bootstrap
 from rmgr.runtime import machine
 from rmgr.submitter import messages as m
 from rmgr.submitter import questions as q
-from rmgr.submitter.direct import Submitter
+from rmgr.submitter.direct import DirectWork, Submitter
+from rmgr.submitter.port import Order, Submitted, prepared
 from rmgr.submitter.questions import MAX_QUESTION_BYTES, encode_question
 from rmgr.submitter.remote import RemoteAnswers
 from rmgr.submitter.thread import SubmitterThread
@@ -151,6 +154,24 @@ def test_a_client_that_stood_still_hears_what_was_said_meanwhile(place: Place) -
         return place.asking.answer(data, caller, timeout_s)
 
     assert place.client(place.gateway(answer).endpoint).ask(q.ReadMeta(), timeout_s=3.0).cluster_id
+
+
+def test_a_submission_whose_client_stood_still_meanwhile_is_not_called_unknown(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    submit = DirectWork.submit
+
+    def slow(work: DirectWork, order: Order, *, timeout_s: float, is_repeat: bool = False) -> Submitted:
+        stand_still(4)
+        return submit(work, order, timeout_s=timeout_s, is_repeat=is_repeat)
+
+    monkeypatch.setattr(DirectWork, "submit", slow)
+    engine = engine_through(place.client(place.gateway().endpoint), place.store)
+    try:
+        engine.work.wait_ready(60)
+        draft = Submission(id=0, name="n", user="ann", queue="default", work=Work.COMMAND, command=Command(argv=("true",)))
+        made = engine.work.submit(prepared(Order(draft=draft, is_owned=True)), timeout_s=3.0)
+        assert engine.work.read(made.submission.id, timeout_s=60).submission == made.submission
+    finally:
+        engine.close(timeout_s=10.0)
 
 
 def test_a_long_answer_comes_in_pieces(place: Place) -> None:
