@@ -16,7 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -192,6 +192,7 @@ class FollowedEnd(EndedTask):
     error: str
     started_us: int = 0
     max_rss_kib: int = 0
+    raised: bytes = b""  #: pickle of the exception, if it came with the outcome; only of ends that `read_ends` reads
 
     @property
     def id(self) -> str:
@@ -453,7 +454,8 @@ def read_ends(session: Session, number: int) -> Iterator[FollowedEnd]:
         for fragment in page.fragments:
             store = session.store_or_none() if fragment.row else None
             for outcome in ends.fold(outcomes_of(fragment, store, end=page.total), page.total):
-                yield _end(number, array, fragment, outcome)
+                end = _end(number, array, fragment, outcome)
+                yield replace(end, raised=outcome.value) if outcome.reason == Reason.EXCEPTION else end
 
 
 # -- ends of a wait ------------------------------------------------------------------------------------------------------------
@@ -478,13 +480,17 @@ def tell_failure(session: Session, item: AwaitedSubmission, *, with_tail: bool) 
     id_ = item.id_of(first)
     told = _detail(item, first)
     lines = [f"{id_} {how(first)}" + (f"{'; ' if first.error else ': '}{told}" if told and told not in first.error else "")]
-    tail = _tail(session, first) if with_tail and first.state is State.FAILED else []
+    has_run = first.state is State.FAILED and first.reason != Reason.START_FAILED
+    tail = _tail(session, first) if with_tail and has_run else []
     lines += tail
     if len(failed) > 1:
         lines.append(f"{len(failed)} of {counted(item.total, 'task')} did not complete: rmgr tasks {item.number} --state failed,cancelled")
     steps = [f"rmgr logs {id_}" if with_tail and first.node else f"rmgr show {id_}"]
     if first.reason == Reason.START_FAILED or tail == [_NO_OUTPUT]:  # the task has written nothing
         steps.clear()
+    if limits := _larger_limits(session, item, first):
+        more = f" --tasks {first.index}" if item.total > 1 else ""
+        steps = [f"rmgr rerun {item.number}{more}{limits}", *(step for step in steps if "logs" in step)]
     if first.state is not State.CANCELLED:
         steps.append(f"rmgr explain {id_}")
     elif cause := _cause(item, first):
@@ -496,6 +502,17 @@ def tell_failure(session: Session, item: AwaitedSubmission, *, with_tail: bool) 
         told = printable(line) if line.startswith("| ") else folded(printable(line), out, begin=6, indent=6)
         out.write(f"      {told}\n")
     out.flush()
+
+
+def _larger_limits(session: Session, item: AwaitedSubmission, end: FollowedEnd) -> str:
+    """Returns options of `rmgr rerun` that raise the limit which the task has crossed; "" for others' work."""
+    from rmgr.cli.display.shapes import Failure, larger_limits
+
+    record = item.submission
+    if end.reason not in {Reason.OUT_OF_MEMORY, Reason.TIME_LIMIT} or record is None or record.user != session.me:
+        return ""
+    failure = Failure(reason=end.reason, exit_code=end.exit_code, nodes={end.node: 1}, max_rss_kib=end.max_rss_kib)
+    return larger_limits(record.request.memory_bytes, record.request.time_limit_us / 1e6, [failure])
 
 
 def _cause(item: AwaitedSubmission, end: FollowedEnd) -> str:
@@ -511,15 +528,16 @@ def _detail(item: AwaitedSubmission, end: FollowedEnd) -> str:
         return ""
     if end.state is State.CANCELLED:
         return submission.reason_detail
-    if end.reason == Reason.OUT_OF_MEMORY:
-        return "more: --mem" if submission.request.memory_bytes else "say what it needs: --mem"
-    return "more: -t/--time" if end.reason == Reason.TIME_LIMIT else ""
+    return "say what it needs: --mem" if end.reason == Reason.OUT_OF_MEMORY and not submission.request.memory_bytes else ""
 
 
 def how(end: FollowedEnd) -> str:
     """Describes an end: `FAILED on n1 with exit code 3 (EXIT_CODE), attempt 2: message`."""
+    from rmgr.cli.display.shapes import told_code
+
     where = f" on {end.node}" if end.node else ""
-    code = f" with exit code {end.exit_code}" if end.exit_code is not None else ""
+    shown = told_code(end.exit_code) if end.reason == Reason.EXIT_CODE else end.exit_code
+    code = f" with exit code {shown}" if end.exit_code is not None else ""
     reason = f" ({end.reason})" if end.reason else ""
     attempt = f", attempt {end.attempt}" if end.attempt > 1 else ""
     error = f": {end.error}" if end.error and end.error not in {f"exit code {end.exit_code}", end.reason} else ""

@@ -493,6 +493,7 @@ def error_of(settled: Settled, number: int, raised: BaseException | None, *, los
         return CancelledError(f"task {number}_{outcome.index} was cancelled")
     if raised is not None and not loses and not isinstance(raised, _ENDS):
         return raised
+    has_log = any(outcome.log) or any(outcome.log_parts)
     failed = TaskFailed(
         _sentence(settled, number),
         task_id=f"{number}_{outcome.index}",
@@ -501,7 +502,7 @@ def error_of(settled: Settled, number: int, raised: BaseException | None, *, los
         node=settled.node,
         log_tail=log_tail(outcome),
         work_exit_code=outcome.exit_code,
-        hint=_KEYWORDS.get(outcome.reason) or f"rmgr {'explain' if outcome.reason in _MUTE else 'logs'} {number}_{outcome.index}",
+        hint=_KEYWORDS.get(outcome.reason) or f"rmgr {'logs' if has_log else 'explain'} {number}_{outcome.index}",
     )
     failed.__cause__ = raised
     return failed
@@ -529,8 +530,8 @@ def raised_by(settled: Settled, number: int, store: Store, timeout_s: float | No
     return error if isinstance(error, BaseException) else None
 
 
-#: Ends of what has not run, or of which no log is left.
-_MUTE = frozenset({Reason.START_FAILED, Reason.OUTPUT_EXISTS, Reason.UNTRUSTED, Reason.POISON, Reason.NODE_LOST, Reason.DATA_LOST})
+#: Begins what `faulthandler` writes: the innermost place comes first there.
+_CRASH = b"Fatal Python error: "
 #: How a user raises a limit: TaskQueue and Executor take the same keywords.
 _KEYWORDS = {
     Reason.TIME_LIMIT: "a longer limit: TaskQueue(f, time=SECONDS or '15m'), and the same of Executor",
@@ -547,9 +548,11 @@ def _sentence(settled: Settled, number: int) -> str:
 
 
 def log_tail(outcome: Outcome) -> str:
-    """Returns the last lines of the task's output, of stderr if there are any, else of stdout."""
+    """Returns the last lines of the task's output, of stderr if there are any, else of stdout; where Python crashed, its report's first."""
     for stream in (1, 0):
         data = outcome.log[stream].strip()
+        if (crash := data.rfind(_CRASH)) >= 0:
+            return b"\n".join(data[crash:].splitlines()[:TAIL_LINES]).decode("utf-8", "replace")
         if data:
             return b"\n".join(data.splitlines()[-TAIL_LINES:]).decode("utf-8", "replace")
     return ""

@@ -1,4 +1,4 @@
-"""Durations and sizes as people write them: `90`, `15m`, `1h30m`, `HH:MM:SS`; `512M`, `2G`. Also percentiles."""
+"""Durations and sizes as people write them: `90`, `15m`, `1h30m`, `HH:MM:SS`; `512M`, `2G`. Also percentiles, and names of signals."""
 
 from __future__ import annotations
 
@@ -14,6 +14,11 @@ Number = TypeVar("Number", int, float)
 MAX_DURATION_US = 36_525 * 86_400_000_000
 #: Largest size that users can ask for.
 MAX_SIZE_BYTES = 1 << 60
+#: Names of signals from 1 on.
+_SIGNALS = (
+    *("HUP", "INT", "QUIT", "ILL", "TRAP", "ABRT", "BUS", "FPE", "KILL", "USR1", "SEGV", "USR2", "PIPE", "ALRM", "TERM", "STKFLT"),
+    *("CHLD", "CONT", "STOP", "TSTP", "TTIN", "TTOU", "URG", "XCPU", "XFSZ", "VTALRM", "PROF", "WINCH", "IO", "PWR", "SYS"),
+)
 #: Longer texts are refused (and Python does not read numbers of thousands of digits).
 _MAX_TEXT = 40
 _DURATIONS = "durations look like 90 (seconds), 15m, 1h30m, 2d or HH:MM:SS"
@@ -107,6 +112,11 @@ def check_size(size_bytes: int, told: str) -> int:
 def counted(count: int, noun: str) -> str:
     """Returns `1 core`, `2 cores`, `3,000 processes`, `0 policies`."""
     return f"{count:,} {plural(count, noun)}"
+
+
+def signal_name(number: int) -> str:
+    """Returns `SIGSEGV`, or `signal 40` for one without a name. Numbers are those of Linux, where work runs."""
+    return f"SIG{_SIGNALS[number - 1]}" if 0 < number <= len(_SIGNALS) else f"signal {number}"
 
 
 def plural(count: float, noun: str) -> str:

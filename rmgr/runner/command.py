@@ -16,6 +16,7 @@ from typing import NoReturn
 
 from rmgr.model.frames import NO_OUTPUT, CommandBatch, CommandEnd, CommandItem, CommandStarted, Output
 from rmgr.model.states import Reason
+from rmgr.model.units import signal_name
 from rmgr.runner.host import slurm
 from rmgr.runner.host.contain import ControlGroup, state_of
 from rmgr.runner.host.dispositions import PYTHONS_OWN
@@ -236,7 +237,7 @@ class Launcher:
             failed = StartFailed(*self._why(run.program, OSError(number, os.strerror(number))), number)
             reason, detail, code = failed.reason, failed.detail, failed.exit_code if failed.reason is Reason.START_FAILED else None
         if reason in _OWN and not detail and is_full(self._directory):  # before any of its files is removed
-            how = f"killed by signal {signum}" if signum else f"exit code {code}"
+            how = f"killed by {signal_name(signum)}" if signum else f"exit code {code}"
             reason, detail = Reason.NODE_LOST, f"{DISK_WAS_FULL} on node {self._node} when it ended ({how})"
         is_bereft = reason in _OWN and not self._has_files(run)
         if is_bereft:

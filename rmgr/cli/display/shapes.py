@@ -11,7 +11,7 @@ from rmgr.cli.display.render import elapsed, iso, printable
 from rmgr.model import views
 from rmgr.model.base import MIB
 from rmgr.model.states import LOSSES, Reason, State
-from rmgr.model.units import counted, format_size
+from rmgr.model.units import counted, format_size, signal_name
 
 #: Keys of `counts`, in this order, always all of them.
 COUNTED = tuple(str(s) for s in ("INITIAL", "RUNNING", "COMPLETED", "FAILED", "CANCELLED", "HELD", "SUSPENDED"))
@@ -118,11 +118,15 @@ def failures(found: Sequence[Failure], steps: Sequence[str]) -> dict[str, Any]:
     if not found:
         return {}
     told = [
-        {**_fields(item, "reason exit_code"), "node": node, "tasks": count, **_fields(item, "error task stderr")}
+        {**_fields(item, "reason exit_code"), "node": node, "tasks": count, **_fields(item, "error task stderr"), **_traceback(item)}
         for item in found
         for node, count in item.nodes.items()
     ]
     return {"failures": told, "next": list(steps)}
+
+
+def _traceback(failure: Failure) -> dict[str, Any]:
+    return {"traceback": list(failure.traceback)} if failure.traceback else {}
 
 
 def shown_job(view: views.JobView, attempts: Iterable[views.AttemptView], story: Sequence[str] = ()) -> dict[str, Any]:
@@ -335,7 +339,8 @@ class Failure:
 
     nodes: node -> number of ends there; "" is no node. task: the first of the examined tasks with something on stderr, else the first.
     error, started_us, ended_us, max_rss_kib, stderr: of that task; stderr is the last line, made harmless. has_output: of any of them.
-    first: ids of the first of them, as far as known.
+    first: ids of the first of them, as far as known. kind: the type of the exception that all of them raised, if known. traceback: lines
+    of that task's traceback, made harmless.
     """
 
     reason: str
@@ -349,11 +354,18 @@ class Failure:
     stderr: str = ""
     has_output: bool = False
     first: tuple[str, ...] = ()
+    kind: str = ""
+    traceback: tuple[str, ...] = ()
 
     @property
     def tasks(self) -> int:
         """Number of tasks."""
         return sum(self.nodes.values())
+
+    @property
+    def word(self) -> str:
+        """The reason in words, or the type of the exception."""
+        return self.kind or word_for(self.reason, self.exit_code)
 
     @property
     def said(self) -> str:
@@ -363,7 +375,8 @@ class Failure:
     @property
     def detail(self) -> str:
         """The node's words beyond reason and exit code: the crossed limit, the missing program."""
-        return "" if self.reason == Reason.EXCEPTION or self.error == word_for(self.reason, self.exit_code) else self.error
+        usual = {word_for(self.reason, self.exit_code), f"exit code {self.exit_code}"}
+        return "" if self.reason == Reason.EXCEPTION or self.error in usual else self.error
 
 
 def harmless(data: bytes) -> str:
@@ -373,12 +386,18 @@ def harmless(data: bytes) -> str:
 
 
 def word_for(reason: str, exit_code: int | None) -> str:
-    """Returns the reason in words: `exit code 3`, `out of memory`."""
+    """Returns the reason in words: `exit code 3`, `killed by SIGSEGV`, `out of memory`."""
     if reason == Reason.EXIT_CODE:
-        return f"exit code {exit_code}"
+        return f"exit code {told_code(exit_code)}"
     if reason == Reason.SIGNAL:
-        return f"killed by signal {exit_code - 128}" if exit_code else "killed by a signal"
+        return f"killed by {signal_name(exit_code - 128)}" if exit_code else "killed by a signal"
     return _WORDS.get(Reason(reason), reason)
+
+
+def told_code(exit_code: int | None) -> str:
+    """Returns an exit code, with the signal that a shell means by it: `139 (128 + SIGSEGV)`."""
+    name = signal_name(exit_code - 128) if exit_code is not None else ""
+    return f"{exit_code} (128 + {name})" if name.startswith("SIG") else str(exit_code)
 
 
 def why_in_short(job: views.JobView) -> str:
@@ -411,7 +430,7 @@ def sentence(failure: Failure, total: int) -> str:
 
     A single one: `out of memory on n1 after 0.1s, over 50M`.
     """
-    word = word_for(failure.reason, failure.exit_code)
+    word = failure.word
     if total > 1:
         more = ", ..." if failure.tasks > len(failure.first) else ""
         which = f": {', '.join(failure.first)}{more}" if failure.first else ""
@@ -457,6 +476,8 @@ def steps(job: views.JobView, failures: Sequence[Failure], *, task: str = "", mi
         found.append(f"rmgr logs {task or job.id}" + (" --failed" if several else ""))
     if cause := unmet(job.reason, job.detail):
         found.append(f"rmgr explain {cause}")
+    if several and (raised := next((failure for failure in failures if failure.traceback), None)) is not None:
+        found.append(f"rmgr explain {raised.task}")  # with the whole traceback
     again = [failure for failure in failures if failure.reason not in _IN_VAIN]
     if mine and again:
         which = ""
@@ -464,7 +485,7 @@ def steps(job: views.JobView, failures: Sequence[Failure], *, task: str = "", mi
             which = f" --tasks {task.partition('_')[2]}"
         elif several:
             which = " --lost" if all(failure.reason in {*LOSSES, Reason.POISON} for failure in again) else " --failed"
-        found.append(f"rmgr rerun {job.id}{which}{_larger_limits(job, again)}")
+        found.append(f"rmgr rerun {job.id}{which}{larger_limits(job.memory_bytes, job.asked.get('time_limit') or 0.0, again)}")
     return found
 
 
@@ -474,17 +495,17 @@ def unmet(reason: str, detail: str) -> str:
     return found[1] if found else ""
 
 
-def _larger_limits(job: views.JobView, failures: Sequence[Failure]) -> str:
-    """Returns options that raise the limits which these tasks have crossed."""
+def larger_limits(memory_bytes: int, time_limit_s: float, failures: Iterable[Failure]) -> str:
+    """Returns options that raise the limits which these tasks have crossed; the limits are those that they had, 0 = none."""
     options = ""
-    starved = [failure.max_rss_kib * 1024 for failure in failures if failure.reason == Reason.OUT_OF_MEMORY]
-    most = max([*starved, job.memory_bytes]) if starved else 0
+    crossed = [failure for failure in failures if failure.reason in {Reason.OUT_OF_MEMORY, Reason.TIME_LIMIT}]
+    starved = [failure.max_rss_kib * 1024 for failure in crossed if failure.reason == Reason.OUT_OF_MEMORY]
+    most = max([*starved, memory_bytes]) if starved else 0
     if most:
         wanted = most * (4 if most < 1024 * MIB else 2)
         options += f" --mem {format_size(1 << (wanted - 1).bit_length())}"  # the next power of two
-    limit = job.asked.get("time_limit")
-    if limit and any(failure.reason == Reason.TIME_LIMIT for failure in failures):
-        options += f" -t {_asked_time(2 * limit)}"
+    if time_limit_s and len(crossed) > len(starved):
+        options += f" -t {_asked_time(2 * time_limit_s)}"
     return options
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Collection, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -19,7 +21,7 @@ from rmgr.cli.session.tables import find_one, positions_of
 from rmgr.coord.views.submission import changes_in_words as changed_in_words
 from rmgr.coord.views.submission import in_words
 from rmgr.errors import NotFound, RmgrError, UsageError
-from rmgr.model.states import State
+from rmgr.model.states import Reason, State
 from rmgr.model.units import counted, format_duration, format_size
 from rmgr.model.views import AttemptView, ExplainView, JobView, MovingView, TaskView, WhyView
 
@@ -29,6 +31,10 @@ if TYPE_CHECKING:
 _EXITS = "0 ok, 3 no such id, 5 ZooKeeper cannot be reached"
 #: Most groups shown with output of one of their tasks, and most tasks per group whose logs are searched for some.
 MOST_SHOWN, _LOOKED_AT = 5, 3
+#: Most lines shown of a traceback: the last ones.
+_MOST_LINES = 20
+#: What `faulthandler` writes when Python crashes: why, and the innermost place.
+_CRASH = re.compile(rb"^(Fatal Python error: [^\n]{1,200})\n[^\0]{0,2000}?\(most recent call first\):\n +(File [^\n]{1,300})", re.MULTILINE)
 
 
 @command(
@@ -343,17 +349,18 @@ def read_bad_ends(session: Session, number: int, total: int, positions: Collecti
     """
     from rmgr.cli.waiting import read_ends
 
-    groups: dict[tuple[str, int | None], _Group] = {}
+    groups: dict[tuple[str, int | None, str], _Group] = {}
     cancelled, why, last_us = 0, "", 0
     for end in read_ends(session, number):
         if positions is not None and end.position not in positions:
             continue
         if end.state is State.FAILED:
-            groups.setdefault((end.reason, end.exit_code), _Group()).add(end)
+            kind = end.error.partition(":")[0] if end.reason == Reason.EXCEPTION else ""
+            groups.setdefault((end.reason, end.exit_code, kind), _Group()).add(end)
         elif end.state is State.CANCELLED:
             cancelled, why, last_us = cancelled + 1, why or end.error, max(last_us, end.ended_us)
     ordered = sorted(groups.items(), key=lambda pair: -sum(pair[1].nodes.values()))
-    found = [_failure(session, reason, code, group, looks=at < MOST_SHOWN) for at, ((reason, code), group) in enumerate(ordered)]
+    found = [_failure(session, *alike, group, looks=at < MOST_SHOWN) for at, (alike, group) in enumerate(ordered)]
     return BadEnds(found, _cancelled(cancelled, total, why, last_us) if cancelled else "")
 
 
@@ -372,7 +379,9 @@ def told(bad: BadEnds, job: JobView, total: int) -> list[tuple[str, str]]:
     lines = []
     for failure in bad.failures[:MOST_SHOWN]:
         lines.append(("failed", sentence(failure, total)))
-        if failure.said or (failure.detail and total > 1):
+        if failure.traceback and total == 1:
+            lines += [("", f"| {line}") for line in failure.traceback[-_MOST_LINES:]]
+        elif failure.said or (failure.detail and total > 1):
             lines.append(("", (f"{failure.task} " if total > 1 and failure.task else "") + f"| {failure.said or failure.detail}"))
     if rest := bad.failures[MOST_SHOWN:]:
         lines.append(("", f"{sum(failure.tasks for failure in rest):,} more, in other ways: rmgr tasks {job.id} --state failed"))
@@ -386,7 +395,7 @@ def _cancelled(count: int, total: int, why: str, last_us: int) -> str:
     return f"{count:,} of {counted(total, 'task')}" + (f" at {clock(last_us)}" if last_us else "") + (f": {here(why)}" if why else "")
 
 
-def _failure(session: Session, reason: str, code: int | None, group: _Group, *, looks: bool) -> Failure:
+def _failure(session: Session, reason: str, code: int | None, kind: str, group: _Group, *, looks: bool) -> Failure:
     chosen, line = group.first[0], ""
     for end in group.first if looks else ():
         line = last_line(session, end)
@@ -405,12 +414,34 @@ def _failure(session: Session, reason: str, code: int | None, group: _Group, *, 
         stderr=line,
         has_output=any(any(end.log) or any(end.log_parts) for end in group.first),
         first=tuple(end.id for end in group.first),
+        kind=kind,
+        traceback=traceback_in(chosen.raised),
     )
 
 
+def traceback_in(pickled: bytes) -> tuple[str, ...]:
+    """Returns the lines of the traceback that travels with an exception, made harmless. Its pickle is looked at, and never loaded."""
+    if not pickled:
+        return ()
+    import pickletools  # costs 5 ms
+
+    text = ""
+    with suppress(ValueError):  # not a pickle
+        for _, value, _ in pickletools.genops(pickled):
+            if isinstance(value, str) and "(most recent call last):\n" in value:
+                text = value  # the last one: a message may hold another
+    lines = text.encode("utf-8", "replace").splitlines()
+    return tuple(" " * (len(line) - len(line.lstrip())) + harmless(line) for line in lines if line.strip())
+
+
 def last_line(session: Session, end: FollowedEnd) -> str:
-    """Returns the last non-empty line of a task's stderr, "" if there is none or the store is away. Cost: reads at most one row."""
+    """Returns the last non-empty line of a task's stderr, "" if there is none or the store is away. Cost: reads at most one row.
+
+    Of a call in which Python itself crashed: the cause and the innermost place, which come first there.
+    """
     for data in _ends_of_stderr(session, end):
+        if (crash := _CRASH.search(data)) is not None:
+            return harmless(crash[1] + b": " + crash[2])
         for line in reversed(data[-64 * 1024 :].splitlines()):  # splits bytes at \n and \r only: the last state of a progress bar counts
             if told := harmless(line[:4096]):
                 return told

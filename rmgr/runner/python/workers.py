@@ -16,6 +16,7 @@ from typing import NoReturn
 
 from rmgr.model.frames import NO_OUTPUT, Output, StartWorker, WorkerForked, WorkerGone
 from rmgr.model.states import Reason
+from rmgr.model.units import signal_name
 from rmgr.runner.host.board import Board, create_board
 from rmgr.runner.host.contain import OF_WORK, ControlGroup, resident_bytes, send, send_all, send_group
 from rmgr.runner.host.kernel import DISK_WAS_FULL, become_subreaper, die_with_parent, is_full, oom_kills, open_to_others, prefer_for_oom
@@ -294,7 +295,7 @@ class Workers:
             reason = Reason.OUT_OF_MEMORY if self._had_oom(watched) else Reason.WORKER_LOST
             detail = "its worker process was killed from outside" if reason is Reason.WORKER_LOST else ""
         elif signum:
-            reason, detail = Reason.SIGNAL, f"the task died of {_signal_name(signum)}"
+            reason, detail = Reason.SIGNAL, f"killed by {signal_name(signum)}"
         elif seq:
             reason, detail = Reason.EXIT_CODE, f"the task ended its worker process with exit code {code}"
         if (code is not None or reason is Reason.WORKER_LOST) and not os.path.isdir(watched.directory):
@@ -357,13 +358,6 @@ class Workers:
 
 def _sooner(soonest: int | None, when: int) -> int:
     return when if soonest is None or when < soonest else soonest
-
-
-def _signal_name(signum: int) -> str:
-    try:
-        return signal.Signals(signum).name
-    except ValueError:
-        return f"signal {signum}"
 
 
 def _close_others(keep: set[int]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import pytest
 from rmgr import TaskQueue
 from rmgr.client.connection import Connection
 from rmgr.dev.cluster import DevCluster
-from rmgr.errors import ConfigError, WrongCluster
+from rmgr.errors import ConfigError, TaskFailed, WrongCluster
 from tests.harness.ended_sessions import LONG_S
 from tests.integration.commands import Shell, wait_line
 
@@ -48,8 +49,9 @@ def test_a_bad_value_in_a_file_is_told_with_file_and_line(sh: Shell) -> None:
     [
         (["submit", "--wait", "--", "./absent"], 127, "no such program: ./absent"),
         (["submit", "--wait", "--cwd", "/absent/directory", "--", "pwd"], 126, "the work directory /absent/directory cannot be used"),
-        (["run", "-t", "200ms", "--", "sleep", "30"], 124, "(TIME_LIMIT): over its limit of 200ms; more: -t/--time"),
-        (["run", "--", "sh", "-c", "kill -SEGV $$"], 139, "killed by signal 11"),
+        (["run", "-t", "200ms", "--", "sleep", "30"], 124, "(TIME_LIMIT): over its limit of 200ms\n      next: rmgr rerun "),
+        (["run", "--", "sh", "-c", "kill -SEGV $$"], 139, "killed by SIGSEGV"),
+        (["run", "--", "sh", "-c", "sh -c 'kill -SEGV $$'; exit $?"], 139, "with exit code 139 (128 + SIGSEGV) (EXIT_CODE)\n"),
         (["submit", "--wait", "--output", "user/absent=f", "--", "true"], 1, "was not written"),
     ],
 )
@@ -58,6 +60,57 @@ def test_how_work_failed_is_told(sh: Shell, words: list[str], code: int, told: s
     assert ended.code == code, ended
     assert told in ended.err
     assert "next: rmgr" in ended.err
+
+
+def test_a_program_that_cannot_start_is_not_told_to_have_no_output(sh: Shell) -> None:
+    assert "no output" not in sh("submit", "--wait", "--", "./absent").err
+
+
+def _raises(number: int) -> None:
+    raise (KeyError if number % 2 else ValueError)(f"bad {number}")
+
+
+def _crashes() -> None:
+    import ctypes
+
+    ctypes.string_at(0)
+
+
+def test_calls_that_raised_are_told_by_type_each_with_its_traceback(sh: Shell, connection: Connection) -> None:
+    with TaskQueue(_raises, connection=connection) as queue:
+        futures = [queue.submit_call(number) for number in range(5)]
+        assert all(future.exception(60) for future in futures)
+        number = queue.name.rpartition("-")[2].lstrip("0")
+    told = sh.ok("explain", number).out
+    assert "3 of 5 tasks: ValueError" in told
+    assert "2 of 5 tasks: KeyError" in told
+    assert f"next: rmgr explain {number}_0\n" in told
+    one = sh.ok("explain", f"{number}_1").out
+    assert "    | Traceback (most recent call last):\n    |   File " in one
+    assert "in _raises\n" in one
+    assert "    | KeyError: 'bad 1'\n" in one
+    [group] = sh.ok("explain", f"{number}_1", "--json").json["failures"]
+    assert (group["error"], group["traceback"][-1]) == ("KeyError: 'bad 1'",) * 2
+
+
+def test_a_call_that_crashed_is_told_with_its_innermost_place(sh: Shell, connection: Connection) -> None:
+    with TaskQueue(_crashes, connection=connection) as queue:
+        error = queue.submit_call().exception(60)
+    assert isinstance(error, TaskFailed)
+    assert error.message.endswith("SIGNAL (killed by SIGSEGV)")
+    assert error.hint == f"rmgr logs {error.task_id}"
+    assert error.log_tail.startswith("Fatal Python error: Segmentation fault\n")
+    told = sh.ok("explain", error.task_id).out
+    assert "failed: killed by SIGSEGV on n" in told
+    assert "| Fatal Python error: Segmentation fault: File " in told
+    assert "in string_at\n" in told
+
+
+def test_nobody_is_sent_to_a_log_that_is_empty(connection: Connection) -> None:
+    with TaskQueue(os._exit, connection=connection) as queue:
+        error = queue.submit_call(7).exception(60)
+    assert isinstance(error, TaskFailed)
+    assert error.hint == f"rmgr explain {error.task_id}"
 
 
 def test_a_dependency_that_cannot_be_met_any_more_is_told_with_its_cause(sh: Shell) -> None:

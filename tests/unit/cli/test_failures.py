@@ -15,7 +15,7 @@ import pytest
 
 from rmgr import errors
 from rmgr.cli.display.columns import where_or_why
-from rmgr.cli.display.shapes import LINE_BYTES, Failure, cell, harmless, of_job, sentence, steps
+from rmgr.cli.display.shapes import LINE_BYTES, Failure, cell, harmless, of_job, sentence, steps, word_for
 from rmgr.cli.listing import show
 from rmgr.cli.listing.show import BadEnds, told
 from rmgr.cli.main import run
@@ -26,6 +26,7 @@ from rmgr.errors import DataLost, RequestTooLarge
 from rmgr.model.states import Reason, State
 from rmgr.model.submission import Command, Submission, Work, parse_array
 from rmgr.model.views import ExplainView, FailureView, JobView, WhyView
+from rmgr.runner.remote import dump_exception
 from tests.places import ROOT
 
 MIB = 1 << 20
@@ -94,6 +95,31 @@ def test_an_exception_is_what_it_said_and_a_missing_program_is_told_in_the_sente
     absent = a_failure(reason=Reason.START_FAILED, exit_code=127, nodes={"n1": 1}, error="no program x on node n1")
     assert told(BadEnds([absent]), a_job(), 1) == [("failed", "could not be started: no program x on node n1")]
     assert told(BadEnds([absent]), a_job(9), 9)[1] == ("", "22_7 | no program x on node n1")
+
+
+def test_a_traceback_is_read_without_its_exception() -> None:
+    assert show.traceback_in(b"") == show.traceback_in(b"\x80\x05no pickle") == ()
+    try:
+        raise ValueError("(most recent call last):\n \x1b[31mred")
+    except ValueError as error:
+        pickled, _ = dump_exception(error)
+    lines = show.traceback_in(pickled)
+    assert lines[0] == "Traceback (most recent call last):"
+    assert lines[1].startswith("  File ")
+    assert lines[-2:] == ("ValueError: (most recent call last):", " red")
+    raised = a_failure(reason=Reason.EXCEPTION, exit_code=None, nodes={"n1": 2}, error="ValueError: x", kind="ValueError", traceback=lines)
+    assert told(BadEnds([raised]), a_job(9), 9)[0] == ("failed", "2 of 9 tasks: ValueError on n1")
+    assert told(BadEnds([raised]), a_job(), 1)[1] == ("", "| Traceback (most recent call last):")
+    assert steps(a_job(9), [raised]) == ["rmgr explain 22_7", "rmgr rerun 22 --failed"], "which has the whole of it"
+    assert steps(a_job(), [raised]) == ["rmgr rerun 22"]
+
+
+@pytest.mark.parametrize(
+    ("code", "told_"),
+    [(1, "1"), (128, "128"), (137, "137 (128 + SIGKILL)"), (139, "139 (128 + SIGSEGV)"), (160, "160"), (255, "255"), (None, "None")],
+)
+def test_an_exit_code_by_which_a_shell_means_a_signal_has_its_name(code: int | None, told_: str) -> None:
+    assert word_for(Reason.EXIT_CODE, code) == f"exit code {told_}"
 
 
 @pytest.mark.parametrize(

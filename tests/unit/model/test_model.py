@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import pickle
+import signal
 import time
 import traceback
 
@@ -17,7 +18,7 @@ from rmgr.model.base import Capacity, Request, check_name, parse_submission, tas
 from rmgr.model.block import STORY_CHARS, BlockKey, pending_indices, runs, story_line
 from rmgr.model.states import TRANSITIONS, State, diagram
 from rmgr.model.submission import expand_output_name, has_own_name, parse_array, shown_index, unknown_placeholder
-from rmgr.model.units import MAX_DURATION_US, format_duration, format_size, parse_duration_us, parse_size
+from rmgr.model.units import MAX_DURATION_US, format_duration, format_size, parse_duration_us, parse_size, signal_name
 from tests.places import ROOT
 
 
@@ -251,3 +252,8 @@ def test_the_array_index_gives_each_task_a_file_of_its_own() -> None:
 @pytest.mark.parametrize(("pattern", "found"), [("x-%A_%a", "%A"), ("%j-%4j", "%4j"), ("%j.%a.%t.%x.%N.%%A", ""), ("plain", "")])
 def test_placeholders_of_other_systems_are_found(pattern: str, found: str) -> None:
     assert unknown_placeholder(pattern) == found
+
+
+def test_signals_have_the_names_that_python_knows() -> None:
+    assert {number: signal_name(number) for number in range(1, 32)} == {number: signal.Signals(number).name for number in range(1, 32)}
+    assert [signal_name(number) for number in (0, 40, -1)] == ["signal 0", "signal 40", "signal -1"]

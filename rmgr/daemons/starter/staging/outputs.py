@@ -32,7 +32,7 @@ from rmgr.model.block import MAX_INLINE_VALUE, Call, FailedRange, Outcome
 from rmgr.model.frames import NO_OUTPUT, CommandEnd, Output, TaskEnd, Value
 from rmgr.model.states import Reason, State
 from rmgr.model.submission import Submission
-from rmgr.model.units import format_duration, format_size
+from rmgr.model.units import format_duration, format_size, signal_name
 from rmgr.procedures.authentic import Deeds
 from rmgr.procedures.output_keys import delete_pointers
 from rmgr.runner.host.files import remove_tree
@@ -156,7 +156,7 @@ def of_command(end: CommandEnd) -> Ending:
     if not error and end.reason is Reason.EXIT_CODE:
         error = f"exit code {end.exit_code}"
     elif not error and end.reason is Reason.SIGNAL:
-        error = f"killed by signal {end.signal}"
+        error = f"killed by {signal_name(end.signal)}"
     return Ending(
         reason=end.reason,
         error=error,
