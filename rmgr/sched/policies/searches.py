@@ -89,7 +89,9 @@ class Easy:
     The draft vets step 3: a reservation on it is a promise that no start may break.
     Parameters: backfill (queue or shortest, default queue; shortest sorts what waits in every pass). Source: papers.md 6 ("EASY, exactly"
     and C5.1; Lifka, "The ANL/IBM SP scheduling system", 1995).
-    Differs from it in: on nodes with several cores "enough" means the processes of the job placed on whole nodes, not a sum of cores.
+    Differs from it in: on nodes with several cores "enough" means the processes of the job placed on whole nodes, not a sum of cores. There
+    the head is promised nodes that have no room for such processes now, if possible, and jobs that end by the shadow time start where later
+    ends have no room: more room stays for others.
     """
 
     name: ClassVar[str] = "easy"
