@@ -14,7 +14,7 @@ from typing import Annotated, Any, TypeAlias, TypeVar
 
 import msgspec
 
-from rmgr.adapters.access.auth import named_error
+from rmgr.adapters.access.auth import name_of, named_error
 from rmgr.coord import validity
 from rmgr.coord.ops.work import Block
 from rmgr.coord.protocol import paths
@@ -57,7 +57,7 @@ class Fault(msgspec.Struct, frozen=True, array_like=True, gc=False):
     @classmethod
     def of(cls, error: RmgrError) -> Fault:
         """Returns the error in the form that travels."""
-        return cls(type(error).__name__, error.message, error.hint)
+        return cls(name_of(error), error.message, error.hint)
 
     def error(self) -> RmgrError:
         """Returns the error that was sent."""

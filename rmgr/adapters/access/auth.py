@@ -455,12 +455,17 @@ def fail(context: grpc.ServicerContext, error: errors.RmgrError) -> None:
 
 def answer_with(context: grpc.ServicerContext, error: errors.RmgrError) -> tuple[grpc.StatusCode, str]:
     """Makes `error` the answer of a call whose handler ends without another one; returns it as gRPC has it."""
-    told = {"type": type(error).__name__, "code": error.code, "hint": error.hint[:_ERROR_CHARS]}
+    told = {"type": name_of(error), "code": error.code, "hint": error.hint[:_ERROR_CHARS]}
     code, words = _STATUS.get(error.code, grpc.StatusCode.INTERNAL), error.message[:_ERROR_CHARS]
     context.set_trailing_metadata(((ERROR_KEY, json.dumps(told)),))
     context.set_code(code)
     context.set_details(words)
     return code, words
+
+
+def name_of(error: errors.RmgrError) -> str:
+    """Returns the name under which an error travels: the other end knows the classes of `rmgr.errors`, not those derived elsewhere."""
+    return next(kind.__name__ for kind in type(error).__mro__ if kind.__module__ == errors.__name__)
 
 
 def named_error(name: str, message: str, hint: str) -> errors.RmgrError:

@@ -15,6 +15,7 @@ from rmgr.adapters.access.auth import Caller, rebuild
 from rmgr.adapters.access.limits import Bounds
 from rmgr.adapters.gateway.talk import Talks
 from rmgr.adapters.rpc.server import RpcServer
+from rmgr.adapters.zookeeper.session import LateAnswer
 from rmgr.client.submission.engine import engine_through
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Committed, Create, Exists, Multi
@@ -154,6 +155,19 @@ def test_a_client_that_stood_still_hears_what_was_said_meanwhile(place: Place) -
         return place.asking.answer(data, caller, timeout_s)
 
     assert place.client(place.gateway(answer).endpoint).ask(q.ReadMeta(), timeout_s=3.0).cluster_id
+
+
+def test_a_gateway_whose_zookeeper_answered_too_late_is_asked_again(place: Place) -> None:
+    """Clients know errors by the classes of rmgr.errors alone, and this is derived from one."""
+    errors = [LateAnswer("ZooKeeper has not answered within 1s")]
+
+    def answer(data: bytes, caller: Caller, timeout_s: float) -> bytes:
+        if errors:
+            raise errors.pop()
+        return place.asking.answer(data, caller, timeout_s)
+
+    assert place.client(place.gateway(answer).endpoint).ask(q.ReadMeta(), timeout_s=60).cluster_id
+    assert not errors
 
 
 def test_a_submission_whose_client_stood_still_meanwhile_is_not_called_unknown(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
