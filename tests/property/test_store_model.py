@@ -14,12 +14,12 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from rmgr.adapters.sqlite.store import STAGE_BYTES, SqliteStore
 from rmgr.adapters.store_rules import CHUNK_BYTES
-from rmgr.adapters.stores import open_store
 from rmgr.coord.protocol.ports import Encoding, Store
 from rmgr.errors import KeyExists
 from tests.harness import cassandra_keyspaces
 from tests.harness.cassandra_nodes import SharedNode
 from tests.harness.memory_store import MemoryStore
+from tests.harness.store_adapters import ADAPTERS, open_adapter
 
 #: Few keys, so that they meet again; with prefixes of each other and characters beyond ASCII.
 KEYS = st.sampled_from(["a", "a/", "a/1", "a/2", "a0", "b", "é", "🦄", "\U0010ffff", "\U0010ffffx"])
@@ -172,11 +172,11 @@ class CassandraAgainstDict(StoreAgainstDict):
 
     def __init__(self) -> None:
         CassandraAgainstDict.count += 1
-        self.url = cassandra_keyspaces.fresh(Path(f"model-{CassandraAgainstDict.count}"))
+        self.folder = Path(f"model-{CassandraAgainstDict.count}")  # stands for what is in the keyspace
         super().__init__()
 
     def open(self) -> Store:
-        return open_store(self.url, grace_s=0.0, hour_s=0.2)
+        return open_adapter(ADAPTERS["cassandra"], self.folder)
 
 
 @pytest.mark.parametrize(("machine", "examples"), [(SqliteAgainstDict, 30), (MemoryAgainstDict, 60)])

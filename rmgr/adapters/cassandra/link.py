@@ -48,6 +48,8 @@ PROBE_S = 0.5
 RENEW_S = 5.0
 #: Seconds that the first call waits for the first attempt to connect: a refused command must end within 5 s, its own start included.
 VERDICT_S = 4.0
+#: That wait is counted in parts of this length (s), at least one: the attempt that stood still with the process has not been heard yet.
+_PART_S = 0.25
 _CLOSE_S = 2.0
 
 
@@ -106,8 +108,12 @@ class CassandraLink:
         if self._pid != os.getpid():
             raise StoreUnavailable(f"cannot {doing}: the store was opened before a fork", hint="open it again in the child")
         with self._lock:
+            left_s = max(self._first.left_s(), _PART_S)
             while self._connection is None and self._verdict is None and not self._closed:
-                if not self._lock.wait(min(deadline.left_s(), self._first.left_s())):
+                if (part_s := min(left_s, _PART_S, deadline.left_s())) > 0:
+                    self._lock.wait(part_s)
+                    left_s -= part_s
+                else:
                     deadline.check(doing)
                     raise StoreUnavailable(
                         f"cannot {doing}: Cassandra at {self._where} has not answered in {format_duration(self._first.timeout_s)}",

@@ -33,7 +33,7 @@ from rmgr.adapters.store_rules import CallDeadline
 from rmgr.coord.protocol.ports import About, Encoding
 from rmgr.errors import ConfigError, DataLost, StoreUnavailable
 from tests.harness.fair_time import FairTimer
-from tests.harness.waiting import eventually
+from tests.harness.waiting import eventually, stand_still
 
 _READ, _WRITE = ask("value", "k"), ask("set_info", "n", "v", 1, 0)
 _FOR_EVER = Lifetime(expires_ms=None, ttl_s=0)
@@ -134,6 +134,19 @@ def test_a_first_attempt_that_does_not_end_is_not_waited_out(cluster: FakeCluste
         assert timer.elapsed_s < 1.0
     held.set()
     eventually(lambda: links[0].problem() is None)
+
+
+def test_a_first_attempt_that_stood_still_with_the_process_is_waited_for(cluster: FakeCluster, links: list[CassandraLink]) -> None:
+    begun = threading.Event()
+
+    def dial() -> Any:
+        begun.wait(60)
+        stand_still(2)
+        return cluster.dial()
+
+    links.append(CassandraLink(dial, where="h1", verdict_s=1.0))
+    threading.Timer(0.3, begun.set).start()
+    assert ask_for(links[-1]) is cluster
 
 
 def test_it_connects_when_the_cluster_comes(cluster: FakeCluster, link: Callable[[], CassandraLink]) -> None:
