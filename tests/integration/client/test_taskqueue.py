@@ -259,7 +259,7 @@ def test_single_running_tasks_are_ended_and_the_queue_goes_on(connection: Connec
         assert not futures[0].cancel(), "a running task is not ended unless that is asked for"
         assert futures[0].cancel(running=True, timeout=60)
         with pytest.raises(CancelledError):
-            futures[0].result(1)
+            futures[0].result(60)
         queue.cancel(1, "wrong input")
         with pytest.raises(CancelledError):
             futures[1].result(60)
