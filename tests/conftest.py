@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, settings
 from rmgr.dev import cassandra as cassandra_server
 from rmgr.dev.zookeeper import ZooKeeperEnsemble, ZooKeeperServer, missing_parts
 from rmgr.runner.host import dispositions
-from tests.harness import affected, costs, forked, run_stages, second_goes, standing
+from tests.harness import affected, costs, forked, left_behind, run_stages, second_goes, standing
 
 if TYPE_CHECKING:
     from rmgr.adapters.zookeeper.client import ZkCoordinator
@@ -55,11 +55,12 @@ pytest_runtest_teardown = standing.pytest_runtest_teardown
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Registers the plugins of the harness: second goes of failed tests of real processes, stages of a run, costs, stopped processes."""
+    """Registers the plugins of the harness: second goes of tests that failed, stages of a run, costs, stopped and left processes."""
     second_goes.pytest_configure(config)
     run_stages.pytest_configure(config)
     costs.pytest_configure(config)
     standing.pytest_configure(config)
+    left_behind.pytest_configure(config)
 
 
 @pytest.hookimpl(wrapper=True)

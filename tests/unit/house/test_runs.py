@@ -351,6 +351,30 @@ def test_the_table_adds_up_kinds() -> None:
     assert found[2:] == ["| house | 2 | 3 | 1,500 | 1 | 1 |", "| unit | 4 | 6 | 3,000 | 2 | 2 |", "| all | 6 | 9 | 4,500 | 3 | 3 |"]
 
 
+_LEAVES = """
+import os, pathlib, subprocess, time
+
+def test_leaves():
+    left = subprocess.Popen(["sleep", "600"], start_new_session=True)
+    pathlib.Path(__file__).with_name("left").write_text(f"{left.pid} ")
+    time.sleep(600)
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="no /proc here")
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGTERM])
+def test_a_run_that_is_killed_leaves_no_process_behind(tmp_path: Path, workers: int, signum: signal.Signals) -> None:
+    (tmp_path / "test_leaves.py").write_text(_LEAVES)
+    words = ["-m", "pytest", "-p", "tests.harness.left_behind", "-p", "no:cacheprovider", "-n", str(workers), "--rootdir", str(tmp_path)]
+    environ = os.environ | {"PYTHONPATH": str(ROOT)}
+    with subprocess.Popen([sys.executable, *words, "."], cwd=tmp_path, env=environ, stdout=subprocess.DEVNULL) as run:
+        left = int(eventually(lambda: (tmp_path / "left").exists() and (tmp_path / "left").read_text()))
+        assert psutil.pid_exists(left)
+        run.send_signal(signum)
+        eventually(lambda: not psutil.pid_exists(left), "what it has started ends")
+
+
 def test_a_wait_goes_on_while_zookeeper_is_away_and_ends_with_the_true_value() -> None:
     answers = iter([CoordinationUnavailable("away"), 0, "found"])
 
