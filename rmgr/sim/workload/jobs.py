@@ -350,9 +350,12 @@ class SwfReader:
                 return int(value)
         shown = word[:_LONGEST_SHOWN].decode("utf-8", "backslashreplace")
         is_one = not math.isnan(value) and word.lstrip(b"+-")[:1].lower() != b"i"
+        is_text = word.isascii() and b"\0" not in word
         raise UsageError(
             f"{self.path}, line {line}, field {at + 1} ({FIELDS[at]}): {shown!r} is {'beyond 10^12' if is_one else 'not a number'}",
-            hint="SWF has 18 numbers a line; comments begin with ';', unknown values are -1",
+            hint="SWF has 18 numbers a line; comments begin with ';', unknown values are -1"
+            if is_text
+            else "SWF is ASCII text, plain or gz: this is something else, packed or encoded in another way",
         )
 
 

@@ -122,6 +122,15 @@ def test_a_gz_that_is_not_whole_gives_no_workload(trace: Write, broken: Callable
         read_trace(path)
 
 
+@pytest.mark.parametrize("encoded", ["; MaxProcs: 4\n".encode("utf-16"), b"BZh91AY&SY\x00\xff", b"\xfd7zXZ\x00"])
+def test_a_file_in_another_encoding_or_packing_is_told(trace: Write, encoded: bytes) -> None:
+    path = trace()
+    path.write_bytes(encoded)
+    with pytest.raises(UsageError, match=r"line 1, field 1 \(job number\)") as error:
+        read_trace(path)
+    assert "SWF is ASCII text, plain or gz" in str(error.value.hint)
+
+
 @pytest.mark.parametrize("lines", [[], ["; nothing"], [line(1, 0, 0, 1)]])
 def test_a_trace_without_jobs_is_refused(trace: Write, lines: list[str]) -> None:
     with pytest.raises(UsageError, match=r"holds no record|none of its 1 records"):
