@@ -22,7 +22,7 @@ from rmgr.errors import NotFound, RmgrError, Unavailable
 from rmgr.model.block import MAX_TASKS, Fragment
 from rmgr.model.line import Ahead, Told
 from rmgr.model.submission import Paged
-from rmgr.procedures.bounded import pages, raw_page_at
+from rmgr.procedures.bounded import raw_page_at
 from rmgr.runtime import machine
 from rmgr.runtime.machine import Backoff
 from rmgr.runtime.story import Bell, Pause, Stories, Story, each
@@ -278,17 +278,20 @@ class Follower:
             raise NotFound(f"submission {self.number} is gone", hint=f"rmgr history {self.number}")
         base = validity.decode(counted.data, Paged, paths.done(self.number)).base if counted.data else 0
         if base > self._next:
-            store, at = self._host.store, self._page_at
-            read = yield self._host.io(lambda: [*pages(store, self.number, at, base, raw_page_at)])
-            for at, fragments in read:
-                for data in fragments[max(0, self._next - at) :]:
+            # Page by page: a listener without room gets no more than one, however long the submission is.
+            while self._next < base and not self._stopped and (page := (yield self._host.io(self._read_page))):
+                for data in page[max(0, self._next - self._page_at) :]:
                     self._take(self._decode(data), PAGED, data)
-                self._page_at = at + len(fragments)
-            self._hand_over()
+                self._page_at += len(page)
+                self._hand_over()
             return look._replace(check=True, asked=None)
         if counted.stat.creates > self._next:
             return Look(min(MAX_WINDOW, counted.stat.creates - self._next))
         return None
+
+    def _read_page(self) -> list[bytes]:
+        """Returns the next page, [] if reading pauses: many may have waited for a thread. On another thread. Raises DataLost."""
+        return [] if self._is_resting else raw_page_at(self._host.store, self.number, self._page_at)
 
     def _read_gathered(self) -> Story[Look | None]:
         """Lets fragments of a dense stream gather and reads them together, as long as that pays. Nothing is watched meanwhile."""

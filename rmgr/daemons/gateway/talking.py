@@ -236,6 +236,7 @@ class ClientTalk:
         self.stories = Stories(desk.submitter)  #: on the Submitter's thread
         self._kept: dict[int, _KeptSubmission] = {}  #: on that thread
         self._fresh: Submitted | None = None  #: this stream's last submission: it need not be read to be kept
+        self._is_resting = False  #: on that thread: nothing is read for the client, who has not taken what waits
         self._has_gone = False  #: its work is over
         self._is_over = False
 
@@ -479,8 +480,9 @@ class ClientTalk:
             kept.leave()
 
     def _resume_kept(self) -> None:
+        self._is_resting = False
         for kept in self._kept.values():
-            kept.go_on()
+            kept.rest(is_resting=False)
 
     # -- for kept submissions
 
@@ -489,10 +491,17 @@ class ClientTalk:
         if not self._is_over:
             self._stream.say(messages.encode(message))
 
+    def rest_if_full(self) -> None:
+        """Reads nothing more of any submission for a client for whom so much waits: or each of thousands would bring a little more."""
+        if not self._is_resting and self._stream.is_full:
+            self._is_resting = True
+            for kept in self._kept.values():
+                kept.rest(is_resting=True)
+
     @property
-    def is_full(self) -> bool:
-        """Whether so much waits for the client that nothing more is read for it."""
-        return self._stream.is_full
+    def is_resting(self) -> bool:
+        """Whether nothing is read for the client now."""
+        return self._is_resting
 
     def forget(self, kept_id: int) -> _KeptSubmission | None:
         """Forgets a submission that was left or has died, and returns it."""
@@ -534,6 +543,7 @@ class _KeptSubmission:
             is_fresh=keep.is_fresh,
             fragment=keep.fragment,
         )
+        self.rest(is_resting=self._talk.is_resting)
         waiting, self._waiting = self._waiting, []
         for call in waiting:
             call(self)
@@ -552,10 +562,10 @@ class _KeptSubmission:
         if self._upkeep is not None:
             self._upkeep.leave()
 
-    def go_on(self) -> None:
-        """Goes on after the client has taken messages."""
+    def rest(self, *, is_resting: bool) -> None:
+        """Pauses or resumes reading, as the client takes messages."""
         if self._upkeep is not None:
-            self._upkeep.rest(is_resting=False)
+            self._upkeep.rest(is_resting=is_resting)
 
     # -- from the client
 
@@ -613,8 +623,7 @@ class _KeptSubmission:
         self._tell_left()
         for message in messages.fragments_of(self.keep.id, fragments):
             self._talk.say(message)
-        if self._talk.is_full and self._upkeep is not None:
-            self._upkeep.rest(is_resting=True)
+        self._talk.rest_if_full()
 
     def on_tail(self, tail: Tail) -> None:
         self._talk.say(messages.TailIs(self.keep.id, encode_record(tail)))

@@ -73,6 +73,7 @@ class World:
         self.store: Any = None
         self.indices: list[tuple[int, int]] = []
         self.may_end = self.is_last = False
+        self.rests_at = -1
         self.number, self.engine = 1, SimpleNamespace(authenticity=authenticity)
         handle: Any = self
         self.loop = handle
@@ -100,6 +101,8 @@ class World:
         self.indices += [(number, outcome.index) for outcome in outcomes]
         if self.is_last:
             self.follower.stop()
+        if number == self.rests_at:
+            self.follower.rest(is_resting=True)
 
     def on_dead(self, error: Exception) -> None:
         self.errors.append(error)
@@ -352,6 +355,24 @@ def test_fragments_may_be_paged_out_between_any_two_requests(unfinished: int) ->
         world.follower.stop()
         world.coordinator.close()
         page_after += 1
+
+
+def test_a_listener_without_room_gets_one_page_of_many() -> None:
+    pages = [[fragment(3 * page + at) for at in range(3)] for page in range(4)]
+    world = World()
+    world.store = MemoryStore()
+    for at, page in enumerate(pages):
+        world.store.put(keys.page(1, 3 * at), join_page(page))
+    page_out(world, 12)
+    world.rests_at = 2
+    world.follower.start(fresh=False)
+    world.run()
+    assert world.seen == [0, 1, 2]
+    world.follower.rest(is_resting=False)
+    world.run()
+    assert world.seen == list(range(12))
+    world.follower.stop()
+    world.coordinator.close()
 
 
 # -- what a user may have written ----------------------------------------------------------------------------------------------

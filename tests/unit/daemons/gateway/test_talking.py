@@ -17,17 +17,17 @@ from hypothesis import strategies as st
 from rmgr.adapters.access.auth import Caller
 from rmgr.adapters.access.limits import Bounds
 from rmgr.coord.ops import leader as leader_ops
-from rmgr.coord.protocol import paths
-from rmgr.coord.protocol.multi import Committed
+from rmgr.coord.protocol import keys, paths
+from rmgr.coord.protocol.multi import Committed, Holds, Multi, Set
 from rmgr.coord.protocol.ports import SessionState
-from rmgr.coord.protocol.records import decode_record, encode_block, encode_record
+from rmgr.coord.protocol.records import decode_record, encode_block, encode_fragment, encode_record, join_page
 from rmgr.daemons.gateway.talking import ClientTalk, Desk
 from rmgr.daemons.gateway.values import GatewayContext
 from rmgr.errors import DaemonFailed, InvalidRecord, NotFound, PermissionDenied, RmgrError, Throttled, VersionMismatch
 from rmgr.model.block import NO_SEQ, BlockData, BlockKey, Fragment, Outcome
 from rmgr.model.identity import Identity, Role
 from rmgr.model.queue import UserLimits
-from rmgr.model.submission import Command, Phase, Submission, Tail, Work
+from rmgr.model.submission import Command, Paged, Phase, Submission, Tail, Work
 from rmgr.submitter import messages as m
 from rmgr.submitter.direct import DirectWork, Submitter
 from rmgr.submitter.port import Growth, Order, Stored, prepared
@@ -240,6 +240,34 @@ def test_a_client_that_reads_nothing_is_told_nothing_more_until_it_does(gateway:
     told.is_full = False
     talk.taken()
     eventually(lambda: sum(len(one.fragments) for one in told.of(m.Fragments)) == 21, "and everything afterwards")
+
+
+def paged(gateway: Gateway, number: int, pages: int) -> None:
+    """The leader has put the outcomes of a submission into so many pages, of one fragment each."""
+    for at in range(pages):
+        data = encode_fragment(Fragment(attempt=1, outcomes=(Outcome(index=at),)))
+        gateway.cluster.store.put(keys.page(number, at), join_page([data]))
+    done = encode_record(Paged(base=pages))
+    gateway.coordinator.commit(Multi(name="T", ops=(Set(paths.done(number), done, 0),), proof=Holds(paths.done(number), done))).result(60)
+
+
+def test_a_client_that_reads_nothing_is_told_one_page_of_thousands(gateway: Gateway) -> None:
+    first, heard = gateway.client()
+    numbers = [submitted(first, heard, order(count=20)).number for _ in range(5)]
+    for number in numbers:
+        paged(gateway, number, 20)
+    talk, told = gateway.client()
+    told.is_full = True
+    for at, number in enumerate(numbers):
+        say(talk, m.Keep(at, number, 0, False, False, False))
+    eventually(lambda: told.of(m.Fragments), "the first page is told")
+    gateway.settle()
+    time.sleep(0.2)
+    gateway.settle()
+    assert len(told.of(m.Fragments)) <= 2  # not 100; two were perhaps read at once
+    told.is_full = False
+    talk.taken()
+    eventually(lambda: sum(len(one.fragments) for one in told.of(m.Fragments)) == 100, "and everything afterwards")
 
 
 def test_a_submission_is_kept_once_zookeeper_answers_again(gateway: Gateway) -> None:
