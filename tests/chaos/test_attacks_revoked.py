@@ -162,7 +162,7 @@ def test_all_that_is_open_ends(scene: Scene, admin: Person, eve: Person, tmp_pat
             eventually(lambda: len(ends.at_s) == len(ends.begun), "all streams end")
             assert all(at_s - revoked_s < PROMISED_S + SLACK_S for at_s in ends.at_s.values()), ends.at_s
             assert not line.is_open
-            assert "your key was revoked" in str(talk.error), talk.error
+            assert f"key of user {eve.name} was revoked" in str(talk.error), talk.error
             assert not talk.of(m.Dead, kept=kept)
             eventually(lambda: "revoked" in _refusal(connection, work.running).lower(), "questions are refused, and why is said")
             with pytest.raises(RmgrError, match=r"(?i)revoked"):

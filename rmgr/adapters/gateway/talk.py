@@ -15,12 +15,12 @@ from typing import Any, Protocol
 
 import grpc
 
-from rmgr.adapters.access.auth import Caller, caller_of, rebuild, service
+from rmgr.adapters.access.auth import Caller, caller_of, ended_error, rebuild, revoked_error, service
 from rmgr.adapters.access.limits import Bounds, Rates
 from rmgr.adapters.access.server_threads import Silence
 from rmgr.adapters.access.turns import Turns
 from rmgr.adapters.rpc.channels import Gateways, user_metadata
-from rmgr.errors import CoordinationUnavailable, PermissionDenied, RmgrError, Throttled, Unavailable
+from rmgr.errors import CoordinationUnavailable, RmgrError, Throttled, Unavailable
 from rmgr.v1 import work_pb2 as pb
 from rmgr.v1 import work_pb2_grpc
 
@@ -339,8 +339,11 @@ class Talks:
         while not self._stopping.wait(LOOK_S):
             for stream in self._streams():
                 stream.look()
-                if stream.key_id and self._is_revoked(stream.key_id):
-                    stream.expel()
+                who = stream.caller.identity
+                if who is not None and self._is_revoked(who.key_id):
+                    stream.expel(revoked_error(who))
+                elif who is not None and stream.caller.has_ended:
+                    stream.expel(ended_error(who))
 
 
 class Stream:
@@ -348,7 +351,7 @@ class Stream:
 
     def __init__(self, talks: Talks, caller: Caller, context: grpc.ServicerContext) -> None:
         self.user = caller.user
-        self.key_id = caller.identity.key_id if caller.identity is not None else ""
+        self.caller = caller
         self._talks = talks
         self._bounds = talks.bounds
         self._context = context
@@ -400,13 +403,13 @@ class Stream:
         else:
             self._gone()
 
-    def expel(self) -> None:
-        """Takes no more words from a client whose key was revoked, and tells it why; at the second call, cuts it off."""
+    def expel(self, why: RmgrError) -> None:
+        """Takes no more words from a client whose key is not believed any more, and tells it why; at the second call, cuts it off."""
         if self._draining:
             self._cut("revoked")
         else:
             self._draining = True
-            self.end(PermissionDenied("your key was revoked", hint="ask the cluster's admin for a new one"))
+            self.end(why)
 
     def make_room(self) -> None:
         """Ends the stream in favour of a user with fewer streams."""

@@ -171,6 +171,7 @@ class Gateways:
             raise UsageError(f"{text!r} names no gateway", hint="--gateway HOST:PORT, or several: HOST:PORT,HOST:PORT")
         self._at = random.randrange(len(self.endpoints))
         self._channels: dict[str, grpc.Channel] = {}
+        self._old: list[grpc.Channel] = []  #: calls on them may be under way
         self._lock = threading.Lock()
         self._closed = False
 
@@ -183,10 +184,14 @@ class Gateways:
         return self.endpoints[self._at]
 
     def failed(self, endpoint: str) -> None:
-        """Moves on to the next gateway, because `endpoint` does not answer."""
+        """Moves on to the next gateway, because `endpoint` does not answer. If the bundle was renewed, it is shown from now on."""
         with self._lock:
             if self.endpoints[self._at] == endpoint:
                 self._at = (self._at + 1) % len(self.endpoints)
+            if self._credentials is not None and (newest := self._credentials.newest()) is not self._credentials:
+                self._credentials = newest
+                self._old += self._channels.values()
+                self._channels.clear()
 
     def channel(self, endpoint: str) -> grpc.Channel:
         """Returns the channel to one of them, opened on first use. Raises ValueError once closed (as a closed channel does)."""
@@ -201,7 +206,7 @@ class Gateways:
         """Ends all channels. Idempotent."""
         with self._lock:
             self._closed = True
-            channels = list(self._channels.values())
+            channels = [*self._channels.values(), *self._old]
         for channel in channels:
             channel.close()
 

@@ -8,6 +8,7 @@ import socket
 import ssl
 import time
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import grpc
@@ -299,6 +300,29 @@ def test_revoked_keys_are_refused_at_once_and_their_streams_end_with_words(town:
             stream.close(1.0)
         gateway.stop()
         town.revoked.clear()
+
+
+def test_a_connection_outlives_no_persons_certificate(town: Town, monkeypatch: pytest.MonkeyPatch) -> None:
+    """TLS has looked at the dates when the connection was made."""
+    alice = BUNDLES.credentials(Role.USER, "alice")
+    gateway = Town(BUNDLES.credentials(Role.SUBMITTER))
+    gateway.server.start()
+    stream = TalkClient(gateway.endpoint, credentials=alice)
+    try:
+        with LeaderClient(town.endpoint, credentials=alice) as leader:
+            assert leader.jobs()
+            stream.reaches(b"hello")
+            days_left = (alice.not_after_s - time.time()) / 86400
+            monkeypatch.setattr(rpc_auth, "time", SimpleNamespace(time=lambda: time.time() + (days_left + 1) * 86400))
+            with pytest.raises(Unavailable, match="the certificate of user alice has ended"):
+                leader.jobs()
+        eventually(lambda: not len(gateway.talks))
+        eventually(lambda: "the certificate of user alice has ended" in stream.link.last_error)
+        with LeaderClient(town.endpoint, credentials=BUNDLES.credentials(Role.SUBMITTER)) as daemon:  # renews its own
+            assert daemon.jobs()
+    finally:
+        stream.close(1.0)
+        gateway.stop()
 
 
 def test_a_daemon_must_be_what_it_is_taken_for(town: Town) -> None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import pytest
 
+from rmgr.adapters.identity.credentials import Credentials, write_files
+from rmgr.adapters.identity.pki import issue
 from rmgr.adapters.rpc.channels import Gateways
 from rmgr.config import load
 from rmgr.errors import ConfigError, NotConnected, UsageError
@@ -84,3 +87,20 @@ def test_with_credentials_daemons_may_listen_anywhere() -> None:
     mine = session_bundles().credentials(Role.WATCHDOG)
     for metrics in ("127.0.0.1:0", "0.0.0.0:9100", "0.0.0.0"):  # by TLS where that is not loopback
         check_exposure(mine, listen="0.0.0.0:7070", metrics=metrics, insecure=False)
+
+
+def test_a_renewed_bundle_is_shown_once_a_gateway_has_failed(tmp_path: Path) -> None:
+    """TLS may have refused the old certificate, or a gateway has ended the connection that had shown it."""
+    files = partial(issue, session_bundles().ca, "alice", Role.USER)
+    where = write_files(tmp_path / "b", files())
+    gateways = Gateways("127.0.0.1:1", Credentials.load(where))
+    first = gateways.channel("127.0.0.1:1")
+    gateways.failed("127.0.0.1:1")
+    assert gateways.channel("127.0.0.1:1") is first
+    write_files(where, files(), replace=True)
+    gateways.failed("127.0.0.1:1")
+    second = gateways.channel("127.0.0.1:1")
+    assert second is not first
+    gateways.failed("127.0.0.1:1")
+    assert gateways.channel("127.0.0.1:1") is second
+    gateways.close()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -120,17 +122,18 @@ class Call:
 
 def test_streams_of_a_revoked_key_end_and_no_others() -> None:
     revoked, told = set[str](), []
-    made = Expeller(revoked.__contains__, lambda method, who: told.append((method, who.name)))
+    made = Expeller(revoked.__contains__, lambda method, who, why: told.append((method, who and who.name, why.message)))
     calls = {}
-    for name in ("ann", "bob"):
+    for name, ends_s in (("ann", math.inf), ("bob", math.inf), ("eve", time.time() + 0.2)):
         for method in ("/rmgr.v1.Node/Logs", "/rmgr.v1.Work/Talk"):
             calls[name, method] = Call()
             who = Identity(name=name, role=Role.USER, cluster="c", key_id=name)
-            made.watch(method, who, calls[name, method])  # type: ignore[arg-type]
+            made.watch(method, Caller(identity=who, ends_s=ends_s), calls[name, method])  # type: ignore[arg-type]
     revoked.add("ann")
-    eventually(lambda: bool(told), "the end of a stream")
-    assert {key for key, call in calls.items() if call.is_cancelled} == {("ann", "/rmgr.v1.Node/Logs")}, "streams of work end by themselves"
-    assert told == [("/rmgr.v1.Node/Logs", "ann")]
+    eventually(lambda: len(told) == 2, "the end of two streams")
+    logs = "/rmgr.v1.Node/Logs"
+    assert {key for key, call in calls.items() if call.is_cancelled} == {("ann", logs), ("eve", logs)}, "streams of work end by themselves"
+    assert sorted(told) == [(logs, "ann", "the key of user ann was revoked"), (logs, "eve", "the certificate of user eve has ended")]
 
 
 def test_a_stream_is_told_why_and_who_does_not_listen_is_cut_off() -> None:
@@ -138,9 +141,10 @@ def test_a_stream_is_told_why_and_who_does_not_listen_is_cut_off() -> None:
     talks = Talks(Echo, most=1, is_revoked=lambda _: False, bounds=Bounds(), count=lambda _, why: cut.append(why))
     call = Call()
     stream = Stream(talks, Caller(), call)  # type: ignore[arg-type]
-    stream.expel()
+    why = PermissionDenied("it was revoked")
+    stream.expel(why)
     assert (cut, call.is_cancelled) == ([], False)
     with pytest.raises(PermissionDenied, match="revoked"):
         list(stream.told())
-    stream.expel()
+    stream.expel(why)
     assert (cut, call.is_cancelled) == (["revoked"], True)

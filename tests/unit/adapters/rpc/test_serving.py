@@ -22,7 +22,7 @@ import pytest
 import structlog
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from rmgr.adapters.access.auth import Expeller
+from rmgr.adapters.access.auth import Caller, Expeller
 from rmgr.adapters.access.limits import Bounds
 from rmgr.adapters.access.server_threads import Silence, Stalls, WaitingRoom
 from rmgr.adapters.rpc.channels import IDLE_OPTIONS, KEEP_S, OPTIONS, Channels, answered
@@ -242,7 +242,7 @@ def test_revoked_callers_are_expelled_after_a_thread_was_refused_once(no_threads
             self.cut.set()
 
     expeller = Expeller(lambda _: True, lambda *_: None)
-    who = Identity(name="mallory", role=Role.USER, cluster="c", key_id="0" * 32)
+    who = Caller(identity=Identity(name="mallory", role=Role.USER, cluster="c", key_id="0" * 32))
     contexts = [Context(), Context()]
     no_threads.set()
     with pytest.raises(Unavailable, match="no thread left"):  # a stream that nobody looks at is not served
