@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from rmgr.cli.display.render import emit, folded, paint, printable, told_counts
+from rmgr.cli.display.render import emit, folded, here, paint, printable, told_counts
 from rmgr.cli.session import Session, WorkEnded, command
 from rmgr.cli.session.errors import INTERRUPTED, Terminated
 from rmgr.cli.session.tables import filter_options, positions_of
@@ -36,7 +36,7 @@ from rmgr.errors import NotFound, RmgrError
 from rmgr.model.block import Fragment, Outcome
 from rmgr.model.states import Reason, State
 from rmgr.model.submission import Array, Phase, Submission, expand_output_name, has_own_name, parse_array
-from rmgr.model.units import counted
+from rmgr.model.units import counted, told_code
 from rmgr.model.views import JobView
 
 if TYPE_CHECKING:
@@ -128,7 +128,7 @@ def until_ended(
             if patience_s is not None and time.monotonic() > patience_s:
                 patience_s = None
                 for item in [item for item in follow.items if not item.is_ended][:_TOLD]:
-                    tell_why(session, item, say=lambda text: display.say(f"rmgr: {text}"))
+                    tell_why(session, item, say=lambda text: display.say(f"rmgr: {here(text)}"))
             if time.monotonic() > ask_s:
                 _look_for_owners(session, [item for item in follow.items if not item.is_ended and item.is_idle])
                 ask_s = time.monotonic() + _OWNER_S
@@ -533,8 +533,6 @@ def _detail(item: AwaitedSubmission, end: FollowedEnd) -> str:
 
 def how(end: FollowedEnd) -> str:
     """Describes an end: `FAILED on n1 with exit code 3 (EXIT_CODE), attempt 2: message`."""
-    from rmgr.cli.display.shapes import told_code
-
     where = f" on {end.node}" if end.node else ""
     shown = told_code(end.exit_code) if end.reason == Reason.EXIT_CODE else end.exit_code
     code = f" with exit code {shown}" if end.exit_code is not None else ""

@@ -119,6 +119,12 @@ def signal_name(number: int) -> str:
     return f"SIG{_SIGNALS[number - 1]}" if 0 < number <= len(_SIGNALS) else f"signal {number}"
 
 
+def told_code(exit_code: int | None) -> str:
+    """Returns an exit code, with the signal that a shell means by it: `139 (128 + SIGSEGV)`."""
+    name = signal_name(exit_code - 128) if exit_code is not None else ""
+    return f"{exit_code} (128 + {name})" if name.startswith("SIG") else str(exit_code)
+
+
 def plural(count: float, noun: str) -> str:
     """Returns the form of `noun` after `count`."""
     if count == 1:

@@ -11,7 +11,7 @@ from rmgr.cli.display.render import elapsed, iso, printable
 from rmgr.model import views
 from rmgr.model.base import MIB
 from rmgr.model.states import LOSSES, Reason, State
-from rmgr.model.units import counted, format_size, signal_name
+from rmgr.model.units import counted, format_size, signal_name, told_code
 
 #: Keys of `counts`, in this order, always all of them.
 COUNTED = tuple(str(s) for s in ("INITIAL", "RUNNING", "COMPLETED", "FAILED", "CANCELLED", "HELD", "SUSPENDED"))
@@ -375,7 +375,7 @@ class Failure:
     @property
     def detail(self) -> str:
         """The node's words beyond reason and exit code: the crossed limit, the missing program."""
-        usual = {word_for(self.reason, self.exit_code), f"exit code {self.exit_code}"}
+        usual = {word_for(self.reason, self.exit_code), f"exit code {self.exit_code}", *(f"node {node} was lost" for node in self.nodes)}
         return "" if self.reason == Reason.EXCEPTION or self.error in usual else self.error
 
 
@@ -392,12 +392,6 @@ def word_for(reason: str, exit_code: int | None) -> str:
     if reason == Reason.SIGNAL:
         return f"killed by {signal_name(exit_code - 128)}" if exit_code else "killed by a signal"
     return _WORDS.get(Reason(reason), reason)
-
-
-def told_code(exit_code: int | None) -> str:
-    """Returns an exit code, with the signal that a shell means by it: `139 (128 + SIGSEGV)`."""
-    name = signal_name(exit_code - 128) if exit_code is not None else ""
-    return f"{exit_code} (128 + {name})" if name.startswith("SIG") else str(exit_code)
 
 
 def why_in_short(job: views.JobView) -> str:

@@ -33,6 +33,8 @@ _EXITS = "0 ok, 3 no such id, 5 ZooKeeper cannot be reached"
 MOST_SHOWN, _LOOKED_AT = 5, 3
 #: Most lines shown of a traceback: the last ones.
 _MOST_LINES = 20
+#: What `rmgr run` writes below what a rank has said itself before it failed.
+_OF_RANK = re.compile(r"rmgr run: rank \d+ on node \S+ ended with code \d+(?:: the others are ended)?")
 #: What `faulthandler` writes when Python crashes: why, and the innermost place.
 _CRASH = re.compile(rb"^(Fatal Python error: [^\n]{1,200})\n[^\0]{0,2000}?\(most recent call first\):\n +(File [^\n]{1,300})", re.MULTILINE)
 
@@ -442,9 +444,14 @@ def last_line(session: Session, end: FollowedEnd) -> str:
     for data in _ends_of_stderr(session, end):
         if (crash := _CRASH.search(data)) is not None:
             return harmless(crash[1] + b": " + crash[2])
+        last = ""
         for line in reversed(data[-64 * 1024 :].splitlines()):  # splits bytes at \n and \r only: the last state of a progress bar counts
             if told := harmless(line[:4096]):
-                return told
+                if _OF_RANK.fullmatch(told) is None:
+                    return told
+                last = last or told
+        if last:
+            return last
     return ""
 
 

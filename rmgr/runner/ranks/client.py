@@ -29,6 +29,8 @@ _FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, sign
 #: Output without an end of line is held back up to so many bytes.
 _LINE_BYTES = 64 * 1024
 _LOST = 125
+#: Most ranks that are named because they failed.
+_MOST_TOLD = 5
 _FLAGS = {"-l": "label", "--label": "label", "-K": "kill", "--kill-on-bad-exit": "kill"}
 #: Variables for two nodes on one machine (`rmgr dev`): Open MPI 4 names the shared memory of a node's ranks, and its files, after the
 #: machine, and crashes. So only one node has such memory; tests/integration/starter/test_starter_ranks.py would fail without this.
@@ -165,6 +167,9 @@ class Launch:
         self._names = {first + at: node for node, first, count in spread for at in range(count)}
         self._kill_s: float | None = None
         self._first_bad = 0  #: code of the rank whose failure ended the others
+        self._is_ending = False  #: ranks were sent a signal, or given up: how they end says nothing new
+        self._told_bad = 0
+        self._unbegun: set[int] = set()
         self._signals: list[tuple[int, int]] = []
         self._wake_r, self._wake_w = os.pipe()
         self._input: tuple[_Remote, int] | None = None  #: the rank on another node that gets our standard input
@@ -310,6 +315,7 @@ class Launch:
         if kind in {ranks.OUT, ranks.ERR}:
             self._printer.take(kind, number, rest)
         elif kind == ranks.FAILED:
+            self._unbegun.add(number)
             where = f"rank {number} on node {self._names[number]}: " if number in self._names else ""
             self._complain(where + rest.decode(errors="replace"))
         elif kind == ranks.LEFT:
@@ -317,11 +323,20 @@ class Launch:
         elif kind == ranks.EXIT:
             self._printer.finish(number)
             code = self._codes[number] = int(rest)
-            is_bad = code not in {0, ranks.SAVED_EXIT_CODE}
-            if is_bad and self._kill_on_bad_exit and not self._first_bad and len(self._codes) < self._total:
-                self._first_bad = code
-                self._complain(f"rank {number} on node {self._names[number]} ended with code {code}: the others are ended")
-                self._end()
+            if code not in {0, ranks.SAVED_EXIT_CODE} and not self._is_ending:
+                ends = self._kill_on_bad_exit and len(self._codes) < self._total
+                self._tell_bad(number, ": the others are ended" if ends else "")
+                if ends:
+                    self._first_bad = code
+                    self._end()
+
+    def _tell_bad(self, number: int, more: str) -> None:
+        """Says which rank failed, and where: nothing else does. One alone is told by the job's own end; one that never began was told."""
+        self._told_bad += 1
+        if self._total > 1 and (self._told_bad <= _MOST_TOLD or more) and number not in self._unbegun:
+            from rmgr.model.units import told_code  # no start of a rank waits for this import
+
+            self._complain(f"rank {number} on node {self._names[number]} ended with code {told_code(self._codes[number])}{more}")
 
     def _keep_left(self, rest: bytes) -> None:
         name, _, data = rest.partition(b"\0")
@@ -334,6 +349,7 @@ class Launch:
 
     def _lose(self, numbers: Sequence[int] | set[int] | range) -> None:
         """Gives up ranks that are gone without a code; ends the others, too."""
+        self._is_ending = True
         for number in sorted(numbers):
             self._codes[number] = _LOST
         self._first_bad = self._first_bad or _LOST
@@ -379,6 +395,7 @@ class Launch:
             self._forward(signum, to_local=not spawner)
 
     def _forward(self, signum: int, *, to_local: bool) -> None:
+        self._is_ending = self._is_ending or signum not in {signal.SIGUSR1, signal.SIGUSR2}
         if to_local:
             self._crew.signal(signum)
         for remote in self._remotes:

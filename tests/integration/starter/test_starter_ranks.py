@@ -95,6 +95,20 @@ def test_ranks_have_their_environment_labels_input_and_codes(rig: Rig) -> None:
     unhold(rig, placed)
 
 
+def test_which_rank_failed_and_where_is_said(rig: Rig) -> None:
+    number, placed = job(rig, f"{RUN} sh -c '[ $RMGR_RANK = 0 ] || kill -SEGV $$'")
+    assert rig.outcomes(number, 1)[0].exit_code == 139
+    ended = "ended with code 139 (128 + SIGSEGV)\n"
+    assert sorted(complaints(rig).splitlines(True)) == [f"rmgr run: rank {rank} on node n2 {ended}" for rank in (1, 2)]
+    unhold(rig, placed)
+    number, placed = job(rig, f"{RUN} sh -c 'exit $RMGR_RANK'; {RUN} -n 1 sh -c 'exit 4'; {RUN} /no/such/program")
+    rig.outcomes(number, 1)
+    lines = complaints(rig).splitlines()
+    assert sorted(lines[:2]) == [f"rmgr run: rank {rank} on node n2 ended with code {rank}" for rank in (1, 2)]
+    assert all("cannot be started" in line for line in lines[2:]), "one rank's code is its job's; what has not begun is told once"
+    unhold(rig, placed)
+
+
 def test_what_ranks_use_on_all_nodes_is_the_jobs(rig: Rig) -> None:
     """Rank 0, on the node of the script, uses nothing; the two on the other one a second of a processor between them, and memory."""
     burn = "import os, time; keep = bytearray(90 << 20) if os.environ['RMGR_RANK'] == '2' else b''\nwhile os.environ['RMGR_RANK'] != '0' "

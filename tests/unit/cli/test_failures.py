@@ -46,6 +46,13 @@ STARVED = a_failure(
     reason=Reason.OUT_OF_MEMORY, exit_code=137, nodes={"n1": 1}, task="22_0", error="over its 50M (peak 52M)", started_us=1_000_000,
     ended_us=1_100_000, max_rss_kib=52 * 1024,
 )
+CRASHED = b'''x
+Fatal Python error: Aborted
+
+Current thread 0x1 (most recent call first):
+  File "a.py", line 2 in f
+  File "b.py", line 3 in g
+'''
 WRONG = a_failure(stderr="ValueError: bad parameter 7", has_output=True)
 
 
@@ -82,6 +89,8 @@ def test_a_longer_limit_is_one_that_can_be_typed(limit_s: float, option: str) ->
 def test_what_to_type_names_what_is_meant() -> None:
     lost = a_failure(reason=Reason.NODE_LOST, exit_code=None, error="node n1 was lost")
     assert steps(a_job(9, 1), [lost]) == ["rmgr rerun 22 --lost"]
+    gone = a_failure(reason=Reason.NODE_LOST, exit_code=None, nodes={"n1": 1}, error="node n1 was lost")
+    assert sentence(gone, 1) == "the node was lost on n1", "once"
     assert steps(a_job(9, 1), [WRONG], task="22_7") == ["rmgr logs 22_7", "rmgr rerun 22 --tasks 7"]
     assert steps(a_job(), [WRONG], mine=False) == ["rmgr logs 22"], "nobody is sent to run what is another's"
     assert steps(a_job(), [a_failure(reason=Reason.START_FAILED)]) == [], "again as it is, it cannot be started either"
@@ -173,6 +182,20 @@ def test_ten_thousand_failures_cost_the_logs_of_a_few(monkeypatch: pytest.Monkey
     bad = show.read_bad_ends(session, 22, 10_000)
     assert [(one.tasks, one.task, one.stderr, one.has_output) for one in bad.failures] == [(10_000, "22_1", "line 1", True)]
     assert read == ["0", "1"]
+
+
+@pytest.mark.parametrize(
+    ("stderr", "line"),
+    [
+        (b"bad input\n" + b"rmgr run: rank 1 on node n2 ended with code 5", "bad input"),
+        (b"rmgr run: rank 1 on node n2 ended with code 5\n\n", "rmgr run: rank 1 on node n2 ended with code 5"),
+        (b"step 7\nrmgr run: rank 1 on node n2 ended with code 139 (128 + SIGSEGV)", "... ended with code 139 (128 + SIGSEGV)"),
+        (CRASHED, 'Fatal Python error: Aborted: File "a.py", line 2 in f'),
+    ],
+)
+def test_the_line_that_says_most_is_shown(stderr: bytes, line: str) -> None:
+    session: Any = SimpleNamespace()
+    assert show.last_line(session, an_end(0, log=(b"", stderr), log_parts=(0, 0))).endswith(line.removeprefix("..."))
 
 
 @pytest.mark.parametrize("width", [80, 200])
