@@ -99,9 +99,10 @@ def store_problem(store: Store, *, timeout_s: float = 5.0) -> str | None:
     return store.health(timeout_s=timeout_s) and store.health(timeout_s=timeout_s)
 
 
-def not_submitted(error: StoreUnavailable) -> StoreUnavailable:
-    """Returns the error of a missing store in words for a submitting user."""
-    return StoreUnavailable(f"nothing was submitted, for the data store is away: {error.message}", hint=_STORE_AWAY)
+def not_submitted(error: StoreUnavailable, *, named_by: str = "") -> StoreUnavailable:
+    """Returns the error of a missing store in words for a submitting user. named_by: the option or variable of his that names it."""
+    hint = f"is that the cluster's? it comes from {named_by}; rmgr doctor looks closer" if named_by else _STORE_AWAY
+    return StoreUnavailable(f"nothing was submitted, for the data store is away: {error.message}", hint=hint)
 
 
 def read_meta(coordinator: Coordinator, *, timeout_s: float = 10.0) -> Meta | None:

@@ -425,7 +425,8 @@ def check_store(reach: Reach) -> None:
     try:
         store = reach.data_store()
     except StoreUnavailable as error:
-        raise not_submitted(error) from error
+        named_by = "--store" if reach.store else "RMGR_STORE" if os.environ.get("RMGR_STORE") else ""
+        raise not_submitted(error, named_by=named_by) from error
     require_store(store, timeout_s=timeout_s)
 
 

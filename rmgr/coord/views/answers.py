@@ -461,7 +461,8 @@ def _why(snapshot: ClusterSnapshot, submission: Submission, job: JobView, positi
     if job.state.is_final:
         ended = ", ".join(f"{count} {state}" for state, count in job.counts.items() if count)
         words = f": {job.detail}" if job.detail else ""
-        detail = f"{_all_ended(job)} ({ended}){words}; rmgr show {job.id} tells when and where, rmgr logs {job.id} what was put out"
+        rest = f"rmgr show {job.id} tells when and where, rmgr logs {job.id} what was put out" if job.started_us else "it never ran"
+        detail = f"{_all_ended(job)} ({ended}){words}; {rest}"
         return [WhyView(what="ended", id=str(job.id), detail=detail)], 0
     why, start_us = [], 0
     if position is None and (absent := snapshot.nowhere.get(job.id, ())):

@@ -523,6 +523,7 @@ def test_a_store_of_another_cluster_or_none_at_all_is_refused(sh: Shell, tmp_pat
         refused = sh("run", "--store", url, "--json", "--", "true")
         assert (refused.code, refused.error["code"]) == (5, "UNAVAILABLE")
         assert told in refused.error["message"]
+    assert "it comes from --store" in sh("submit", "--store", f"sqlite:{tmp_path / 'absent.db'}", "--", "true").err
     assert known() == before  # what could not be waited for was not submitted
 
 

@@ -119,6 +119,10 @@ def test_a_dependency_that_cannot_be_met_any_more_is_told_with_its_cause(sh: She
     ended = sh("submit", "--wait", "--after", f"ok:{failed}", "--", "true")
     assert ended.code == 130
     assert f"CANCELLED (DEPENDENCY_FAILED): ok:{failed}: submission {failed} ended FAILED" in ended.err
+    told = sh.ok("explain", "last").out
+    assert told.startswith(f"{int(failed) + 1} is CANCELLED")
+    assert "; it never ran" in told
+    assert "rmgr logs" not in told
 
 
 def test_a_wait_says_what_it_waits_for(sh: Shell) -> None:
