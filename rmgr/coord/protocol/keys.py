@@ -46,7 +46,8 @@ MAX_USER_KEY_BYTES = 1000
 _DIGITS = 10
 _TOP = 9_999_999_999  # ten digits
 _NAME = "name/"
-_FINAL = "final/"
+#: Prefix of all final rows.
+FINAL = "final/"
 _LED = "led/"
 _HISTORY = "hist/"
 _HISTORY_OF_USER = "histu/"
@@ -272,12 +273,12 @@ def final(pointer: Pointer) -> str:
     Named after the whole pointer and not after the user's key, so a later pointer under the same key never finds it, nor
     does a pointer whose author did not submit the task.
     """
-    return f"{_FINAL}{_number(pointer.sub)}/{_number(pointer.index)}/{_short(pointer.n)}/{_part(pointer.by or '-')}"
+    return f"{FINAL}{_number(pointer.sub)}/{_number(pointer.index)}/{_short(pointer.n)}/{_part(pointer.by or '-')}"
 
 
 def is_final_of(row: str, sub: int, index: int, n: int) -> bool:
     """Returns whether `row` keeps that output, for a pointer of any author."""
-    return row.startswith(f"{_FINAL}{_number(sub)}/{_number(index)}/{_short(n)}/")
+    return row.startswith(f"{FINAL}{_number(sub)}/{_number(index)}/{_short(n)}/")
 
 
 def is_output_of(row: str, pointer: Pointer) -> bool:

@@ -8,6 +8,7 @@ Collection removes what an ended submission leaves behind after its retention; n
 rows, then the znodes are deleted (children first, the record last), then the rows. A scan that skips from submission to submission finds
 rows left over because a collector died in between or a zombie wrote afterwards. Logs and single values expire by themselves. Summaries in
 the history have a retention of their own. Functions, modules and files are shared: `coord/contents.py` decides when one is deleted.
+A final row goes once no key points to it any more: the key was deleted, or another task or value has replaced the output.
 
 The znode of a nonce stays until nothing can be submitted under it any more (`coord/nonces.py`). The names of nonces contain the time when
 they were drawn; nonces of existing submissions stay. The time is ZooKeeper's, which Starters also use: the time of `/epoch` when this
@@ -18,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import replace
 from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -32,7 +34,7 @@ from rmgr.coord.ops.leader import Again, forget_nonces, removal, rule
 from rmgr.coord.ops.work import token_digest
 from rmgr.coord.protocol import keys, paths
 from rmgr.coord.protocol.multi import Committed, Conflict, ConflictKind, Multi, Outcome
-from rmgr.coord.protocol.ports import Store
+from rmgr.coord.protocol.ports import Encoding, Store
 from rmgr.coord.protocol.records import NOTHING, decode_block, encode_fragment, join_page, read_fragment
 from rmgr.daemons.leader.term import Term, version_of
 from rmgr.errors import DataLost, RmgrError
@@ -55,13 +57,15 @@ ROWS_A_TURN = 200
 #: Interval between looks for orphaned rows, and between sweeps of expired rows.
 ORPHANS_S = 3600.0
 SWEEP_S = 600.0
-#: Interval between looks for functions, modules and files that no submission needs.
+#: Interval between looks for functions, modules and files that no submission needs, and for outputs to which no key points.
 CONTENTS_S = 6 * 3600.0
 #: Interval between looks for old summaries, and for old nonces.
 LOOK_S, NONCES_S = 3600.0, 600.0
 #: Fragments read at once, summaries removed by one task of the store thread, nonces deleted by one multi.
-_SETTLED, _A_TURN, _TOGETHER = 1000, 100, 180
+SETTLED, _A_TURN, _TOGETHER = 1000, 100, 180
 _TOP = "\U0010ffff"
+#: Final rows that are compared with the keys at once: 15 MB.
+MOST_OUTPUTS = 100_000
 
 
 class _Believed(NamedTuple):
@@ -329,12 +333,14 @@ class Collector:
         self._term = keeper.term
         self._last: Future[None] = Future()  # the end of the collection begun last
         self._last.set_result(None)
+        self._unnamed: set[str] = set()  #: final rows to which no key pointed at the last look
 
     def start(self) -> None:
         """Starts the periodic looks."""
         self._term.every(ORPHANS_S, self._purge_orphans, "orphaned rows")
         self._term.every(SWEEP_S, self._sweep_store, "expired rows")
         self._term.every(CONTENTS_S, self._forget_contents, "functions, modules and files")
+        self._term.every(CONTENTS_S, self._forget_outputs, "outputs that were replaced")
         self._term.every(LOOK_S, self._forget_history, "the history")
         self._term.every(NONCES_S, self._forget_nonces, paths.NONCES)
 
@@ -362,8 +368,8 @@ class Collector:
             return False  # unreadable for a moment
         children = {parents[0]: sorted(done), parents[1]: sorted(failed)}
         fragments: list[Fragment] = []  # all fragments still in ZooKeeper: they name the outputs to keep
-        for at in range(0, len(done), _SETTLED):
-            found = yield term.get_all([f"{parents[0]}/{name}" for name in children[parents[0]][at : at + _SETTLED]])
+        for at in range(0, len(done), SETTLED):
+            found = yield term.get_all([f"{parents[0]}/{name}" for name in children[parents[0]][at : at + SETTLED]])
             fragments += [read_fragment(one.data) for one in found if one is not None]
         if len(fragments) < len(done):
             return False
@@ -428,6 +434,30 @@ class Collector:
         if removed:
             self._term.log.info("contents_removed", total=removed)
 
+    def _forget_outputs(self) -> Story[None]:
+        """Deletes final rows to which no key points at two looks in a row: one list of keys may be incomplete while a store's node is away.
+
+        Cost: a list of the final rows; a read of every key for each `MOST_OUTPUTS` of them.
+        """
+        unnamed: set[str] = set()
+        some, last = [""], ""
+        while some and len(unnamed) < MOST_OUTPUTS:
+            left: set[str] = set()
+            while len(left) < MOST_OUTPUTS and (some := (yield self._term.in_store(_rows_after, prefix=keys.FINAL, after=last))):
+                left.update(some)
+                last = some[-1]
+            name = ""
+            while left and (names := (yield self._term.in_store(_rows_after, prefix=keys.named_prefix(), after=name))):
+                left -= yield self._term.in_store(_pointed_to, names=names)
+                name = names[-1]
+            unnamed |= left
+        over, self._unnamed = sorted(unnamed & self._unnamed), unnamed - self._unnamed
+        removed = 0
+        for at in range(0, len(over), _A_TURN):
+            removed += len((yield self._term.in_store(_delete_rows, rows=over[at : at + _A_TURN])))
+        if removed:
+            self._term.log.info("outputs_removed", total=removed)
+
     def _forget_history(self) -> Story[None]:
         """Deletes summaries of submissions older than the retention; a failure is retried at the next look."""
         retention_us = self._term.settings.history_retention_us
@@ -486,6 +516,24 @@ def _marks(store: Store, *, prefix: str, after: str, now_s: float) -> dict[str, 
             found[key] = contents.mark(now_s)
             store.put(key, value, encoding=about.encoding, note=found[key])
     return found
+
+
+def _rows_after(store: Store, *, prefix: str, after: str) -> list[str]:
+    return store.keys(prefix, after=after, limit=SETTLED)
+
+
+def _pointed_to(store: Store, *, names: list[str]) -> set[str]:
+    """Returns the final rows of the pointers among these rows. On a thread that may block."""
+    found: set[str] = set()
+    for data, about in store.get_noted_many(names, largest=keys.POINTER_BYTES).values():
+        if about.encoding is Encoding.POINTER and data is not None:
+            with suppress(DataLost):  # whoever reads it is told so
+                found.add(keys.final(keys.decode_pointer(data)))
+    return found
+
+
+def _delete_rows(store: Store, *, rows: list[str]) -> list[str]:
+    return store.delete_many(rows)
 
 
 def remove_contents(store: Store, *, marks: dict[str, bytes]) -> int:

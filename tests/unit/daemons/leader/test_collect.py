@@ -11,6 +11,7 @@ from rmgr.coord.contents import KEPT_S, RENEW_S
 from rmgr.coord.ops.membership import set_settings
 from rmgr.coord.protocol import keys, paths
 from rmgr.coord.protocol.multi import Create, Exists, Holds, Multi, Set
+from rmgr.coord.protocol.ports import Encoding
 from rmgr.coord.protocol.records import decode_page, decode_record, encode_block, encode_record
 from rmgr.daemons.leader.submissions import actions
 from rmgr.daemons.leader.submissions import subs as leader_subs
@@ -172,6 +173,29 @@ def test_history_is_removed_after_its_own_retention_and_kept_for_ever_at_zero(be
         assert expected <= len(left()) <= expected + (hours == 6)
         assert left() == [100 - age for age in range(len(left()))], "the oldest go first"
     assert left() == bench.store.keys(keys.history_prefix("u")) == []
+
+
+def test_an_output_whose_key_was_deleted_or_replaced_goes_at_the_second_look(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(actions, "MOST_OUTPUTS", 2)
+    monkeypatch.setattr(actions, "SETTLED", 2)
+    bench.lead()
+    outputs = [keys.Pointer(sub=7, index=index) for index in range(6)]
+    for at, output in enumerate(outputs):
+        bench.store.put(keys.final(output), b"value")
+        bench.store.put(keys.named(f"key/{at}"), keys.encode_pointer(output), encoding=Encoding.POINTER)
+    bench.store.delete(keys.named("key/1"))
+    bench.store.put(keys.named("key/2"), b"another value", overwrite=True)
+    bench.store.put(keys.named("key/5"), keys.encode_pointer(keys.Pointer(sub=8, index=0)), encoding=Encoding.POINTER, overwrite=True)
+    bench.store.put(keys.named("foul"), b"{", encoding=Encoding.POINTER)
+
+    def left() -> list[int]:
+        return [at for at, output in enumerate(outputs) if bench.store.head(keys.final(output)) is not None]
+
+    bench.idle(actions.CONTENTS_S)
+    assert left() == [*range(6)], "there was one look"
+    bench.idle(actions.CONTENTS_S * 3.8)  # three more
+    assert left() == [0, 3, 4]
+    assert [event["total"] for event in bench.events("outputs_removed")] == [2, 1], "a look remembers two"
 
 
 ONE, TWO = "1" * 64, "2" * 64
