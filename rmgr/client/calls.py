@@ -174,6 +174,9 @@ class Caller:
     def interface(self, name: str, *, fresh: bool = False, deadline_s: float = 0.0) -> Interface:
         """Returns the interface of `name` or `name@version`. Waits up to 10 s for the first server that offers it.
 
+        While all gateways restart, the interface that is known is used, however old; without one, a process that has called before
+        waits up to 10 s for a gateway.
+
         Raises: NotFound, with the nearest name; NoServer; Unavailable.
         """
         known = self._interfaces.get(name)
@@ -182,7 +185,15 @@ class Caller:
         plain, _, version = name.partition("@")
         end_s = machine.monotonic() + min(_NOBODY_S, deadline_s)
         while True:
-            reply = self.asked(lambda client: client.functions(plain))
+            try:
+                reply = self.asked(lambda client: client.functions(plain))
+            except Unavailable:
+                if known is not None and not fresh:
+                    return known[1]
+                if not self._interfaces or machine.monotonic() >= end_s:
+                    raise
+                machine.sleep(_LOOK_S)
+                continue
             offered = [decode_interface(view.interface) for view in reply.functions if view.servers]
             found = [one for one in offered if not version or str(one.version) == version]
             if found:

@@ -9,6 +9,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 
@@ -17,6 +18,7 @@ import pytest
 
 from rmgr.adapters.calls.links import STALLED_S
 from rmgr.adapters.rpc.services import UseClient
+from rmgr.client import calls
 from rmgr.client.calls import Caller, CallFuture
 from rmgr.dev.zookeeper import ZooKeeperServer
 from rmgr.errors import CallLost, CallTimeout
@@ -81,6 +83,20 @@ def test_a_gateway_that_is_killed_costs_no_call_and_no_second_execution(world: C
     (tmp_path / "go").touch()
     assert [future.result(120) for future in futures] == [1] * 2
     assert set((world.executions("wait_for") - before).values()) == {1}
+
+
+def test_calls_that_begin_while_all_gateways_restart_wait_for_them(world: Called, caller: Caller, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(calls, "_FRESH_S", 0.0)
+    monkeypatch.setattr(calls, "_NOBODY_S", PATIENCE_S)
+    assert caller.call("nap", 0.01) == 0.01
+    for name in ("g1", "g2"):
+        world.cluster.kill(name)
+    known = caller.call_async("nap", 0.02)
+    with ThreadPoolExecutor(1) as pool:
+        other = pool.submit(caller.call, "again", 0.03)
+        for name in ("g1", "g2"):
+            world.cluster.start_gateway(name, environment=world.gateway_variables)
+        assert (known.result(PATIENCE_S), other.result(PATIENCE_S)) == (0.02, 0.03)
 
 
 def test_without_a_leader_gateways_pick_and_the_next_leader_takes_over(world: Called, caller: Caller) -> None:
