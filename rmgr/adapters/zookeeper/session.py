@@ -115,7 +115,7 @@ class SessionCoordinator(abc.ABC):
         self._dead_since_s: float | None = None
         self._revivals = 0
         self._answered_before_s = -math.inf
-        self.deadlines = Guard(self._lock, self.guard, clock)
+        self.deadlines = Guard(self._lock, self.guard, clock, self._put_off)
         self._link_lock = threading.Lock()  # held to replace the link, or to end the last one; never taken while another lock is held
         self.link = self._open(None)
         if guarded:
@@ -389,6 +389,10 @@ class SessionCoordinator(abc.ABC):
         if (dead_s := self._dead_since_s) is not None:
             times_s.append(self._revive_s(dead_s))
         return min(times_s, default=None)
+
+    def _put_off(self, by_s: float) -> None:
+        for op in self._pipe.unresolved():
+            op.deadline_s += by_s  # type: ignore[attr-defined]
 
     def _revive_s(self, dead_s: float) -> float:
         """Returns when to replace a link that died at `dead_s`."""
@@ -710,10 +714,13 @@ def gather(parts: Sequence[Future[Any]]) -> Future[list[Stamped | None]]:
 
 #: Least time between two looks: a deadline may be noticed that much late, and a busy client looks at this pace.
 PACE_S = 0.1
-#: A look that comes this much late, because the process stood still, is put off once by as much: answers that came meanwhile come first.
+#: A guard that wakes this much late stood still with its process. Deadlines are put off by that time and as much again: answers that came
+#: meanwhile come first.
 STOOD_S = 1.0
+#: While something is due, the guard wakes this often, or it would not notice that it stood still before a deadline.
+_WAKES_S = 2.0
 #: By then, one who stood still with the guard is told by it what an operation has come to.
-_KNOWN_S = 10.0
+_KNOWN_S = 30.0
 
 
 class Guard:
@@ -721,12 +728,20 @@ class Guard:
 
     Args:
         lock: held by callers of `at`. look: called without the lock; returns when to call it again, or None if only `at` decides.
+        put_off: called under the lock with the seconds by which all that is due is due later.
         clock: monotonic seconds, the base of all these times.
     """
 
-    def __init__(self, lock: threading.Lock, look: Callable[[], float | None], clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        lock: threading.Lock,
+        look: Callable[[], float | None],
+        clock: Callable[[], float],
+        put_off: Callable[[float], None] = lambda _: None,
+    ) -> None:
         self.until_s = math.inf  #: the next look; a caller that adds something due earlier calls `at`
         self._look = look
+        self._put_off = put_off
         self._clock = clock
         self._turn = threading.Condition(lock)
         self._earliest_s = -math.inf
@@ -763,16 +778,17 @@ class Guard:
 
     def _sleep(self) -> bool:
         """Sleeps until the next look, which covers everything given before it. Returns False when the guard has stopped."""
-        stood_still = False
         with self._turn:
+            wakes_s = self.until_s
             while not self._stopped:
-                left_s = self.until_s - self._clock()
-                if left_s < -STOOD_S and not stood_still:
-                    stood_still, self.until_s = True, self._clock() + STOOD_S
-                elif left_s <= 0:
+                now_s = self._clock()
+                late_s = now_s - min(wakes_s, self.until_s)
+                if late_s > STOOD_S:
+                    self._put_off(late_s + STOOD_S)
+                if self.until_s <= now_s:
                     self.until_s = math.inf  # operations given from here on call `at` themselves
-                    self._earliest_s = self._clock() + PACE_S
+                    self._earliest_s = now_s + PACE_S
                     return True
-                else:
-                    self._turn.wait(None if left_s == math.inf else left_s)
+                wakes_s = min(self.until_s, now_s + _WAKES_S) if self.until_s < math.inf else math.inf
+                self._turn.wait(None if wakes_s == math.inf else wakes_s - now_s)
         return False

@@ -195,6 +195,21 @@ def test_an_operation_whose_deadline_passed_while_the_process_stood_still_takes_
     client.close()
 
 
+def test_an_operation_has_as_much_time_after_a_standstill_as_it_had_before() -> None:
+    """It is not refused because the process stood still until just before its deadline."""
+    client = MemoryCoordinator()
+    client.pause()
+    begun_s = time.monotonic()
+    read = client.stat("/", timeout_s=4.0)
+    stand_still(3.8)
+    while time.monotonic() < begun_s + 4.6:  # nobody is asked again, nothing has come
+        assert not read.done()
+        time.sleep(0.05)
+    client.resume()
+    assert read.result(_DEADLINE_S) is not None
+    client.close()
+
+
 @pytest.mark.parametrize("is_answered", [True, False])
 def test_who_waited_for_a_change_while_the_process_stood_still_is_told_what_became_of_it(is_answered: bool) -> None:
     """Once this was a plain TimeoutError, though the change was made."""
