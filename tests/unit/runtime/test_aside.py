@@ -83,7 +83,7 @@ def bench() -> Iterator[Bench]:
 
 
 def put(bench: Bench, path: str, data: bytes) -> None:
-    there = bench.outside.get(path).result(5) is not None
+    there = bench.outside.get(path).result(60) is not None
     op: Op = Set(path, data, -1) if there else Create(path, data)
     committed(bench.outside, Multi(name="SPOIL", ops=(op,), proof=Exists(path)))
 
