@@ -286,8 +286,8 @@ class Turns:
         return total < self.at_once and his < self._of_one and (not his or total < self.at_once - self.at_once // 4)
 
     def _call(self) -> None:
-        """Calls the next users while there is room. Called under the lock. Cost: O(waiting users)."""
-        while self._count:
+        """Calls the next users while there is room. Called under the lock. Cost: O(waiting users) for each who is called, else 0.2 us."""
+        while self._count and self._served.total() < self.at_once:
             able = [user for user in self._waiting if self._may(user)]
             if not able:
                 return
