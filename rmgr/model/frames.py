@@ -111,8 +111,8 @@ class StartWorker(msgspec.Struct, frozen=True, array_like=True, kw_only=True, ta
 class CommandItem(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
     """One command of a batch. label: number in RMGR_ARRAY_INDEX and in the id, -1 = the index.
 
-    argv: its own, () = the batch's. directory: prepared work directory, "" = the spawner makes one. environ: its own
-    additions (RMGR_ENTRY, ...). out, err: files to write, "" = private ones; equal names share one file.
+    argv: its own, () = the batch's. directory: prepared work directory, "" = the spawner makes one. entry: RMGR_ENTRY, any bytes but
+    NUL; empty = none. out, err: files to write, "" = private ones; equal names share one file.
     """
 
     seq: int
@@ -121,7 +121,7 @@ class CommandItem(msgspec.Struct, frozen=True, array_like=True, omit_defaults=Tr
     label: int = -1
     argv: tuple[str, ...] = ()
     directory: str = ""
-    environ: dict[str, str] | None = None
+    entry: bytes = b""
     out: str = ""
     err: str = ""
 
@@ -129,7 +129,7 @@ class CommandItem(msgspec.Struct, frozen=True, array_like=True, omit_defaults=Tr
 class CommandBatch(msgspec.Struct, frozen=True, array_like=True, kw_only=True, tag=3):
     """Commands to run one after another. Answered by `CommandEnds`.
 
-    argv: program and arguments. script: text run by its #! line (else /bin/sh), with argv as arguments. Their
+    argv: program and arguments. script: run by its #! line (else /bin/sh), with argv as arguments; text of any encoding. Their
     environment: the spawner's, `shape.environ`, the ids' RMGR_*, the item's own. cwd: directory to run in, "" = the work
     directory.
     stdin: bytes, or a file. keep: the work directory is left to the Starter. append: the files of (out, err) are appended to. named_only:
@@ -139,7 +139,7 @@ class CommandBatch(msgspec.Struct, frozen=True, array_like=True, kw_only=True, t
 
     shape: BatchShape
     argv: tuple[str, ...] = ()
-    script: str = ""
+    script: bytes = b""
     cwd: str = ""
     stdin: bytes = b""
     stdin_path: str = ""

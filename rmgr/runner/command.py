@@ -283,7 +283,7 @@ class Launcher:
         if batch.stdin and not batch.stdin_path:
             self._stdin = self._file(f"stdin.{first}", batch.stdin)
         if batch.script:
-            path = self._file(f"script.{first}", batch.script.encode())
+            path = self._file(f"script.{first}", batch.script)
             self._script = [*interpreter_of_script(batch.script), path]
         self._batch = batch
 
@@ -555,9 +555,9 @@ def _attributes_of(directory: str) -> int:
     return 0
 
 
-def interpreter_of_script(script: str) -> list[str]:
+def interpreter_of_script(script: bytes) -> list[str]:
     """Returns what runs a script: its #! line (so that the file need not be executable), else /bin/sh."""
-    first = script.split("\n", 1)[0].rstrip("\r")
+    first = os.fsdecode(script.split(b"\n", 1)[0].rstrip(b"\r"))
     if not first.startswith("#!"):
         return ["/bin/sh"]
     words = first[2:].strip().split(None, 1)

@@ -56,8 +56,8 @@ def command_environment(base: dict[str, str], shape: BatchShape, item: CommandIt
     """Returns the whole environment of one command. base: the variables that its batch shares."""
     environ = dict(base)
     environ.update(zip(_CHANGING, task_variables(shape, item), strict=True))
-    if item.environ:
-        environ.update(item.environ)
+    if item.entry:
+        environ["RMGR_ENTRY"] = os.fsdecode(item.entry)
     if slurm.FLAG in shape.environ:
         slurm.add(environ, shape.memory_bytes, shape.environ)
     return environ

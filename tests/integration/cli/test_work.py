@@ -332,6 +332,15 @@ def test_scripts_and_lists_with_a_byte_order_mark(sh: Shell) -> None:
     assert sh.ok("submit", "--wait", "-", stdin=f"{mark}#!/bin/sh\necho piped\n").out == "piped\n"
 
 
+def test_scripts_and_lists_may_have_any_encoding(sh: Shell) -> None:
+    (sh.directory / "latin.sh").write_bytes(b"#!/bin/sh\n# f\xfcr alle\nprintf '%s' '\xfc' | od -An -tx1\n")
+    assert sh.ok("submit", "--wait", "./latin.sh").out == " fc\n"
+    (sh.directory / "latin.txt").write_bytes(b"f\xfcr\nall\n")
+    number = sh.submit("--each-line", "latin.txt", "--", "sh", "-c", "printf %s \"$RMGR_ENTRY\" | od -An -tx1")
+    assert sh("wait", number).code == 0
+    assert sh.ok("logs", number).out == f"{number}_0:  66 fc 72\n{number}_1:  61 6c 6c\n"
+
+
 @pytest.mark.parametrize(("encoding", "shown"), [("ascii", "n?ive ? ??"), ("latin-1", "näive ? ??"), ("utf-8", "näive → 日本")])
 def test_what_calls_print_is_shown_as_far_as_the_terminal_can(sh: Shell, encoding: str, shown: str) -> None:
     program = sh.directory / sh.file("prints.py", "")

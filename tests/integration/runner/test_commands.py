@@ -97,7 +97,7 @@ def test_a_script_whose_interpreter_is_missing_says_so(node: WorkNode, slot: Slo
         end = node.end_of(node.run(slot, str(script)))
         assert (end.reason, end.exit_code) == (Reason.START_FAILED, 127)
         assert says in end.detail
-    end = node.end_of(node.run(slot, script="#!/no/such/interpreter\n"))
+    end = node.end_of(node.run(slot, script=b"#!/no/such/interpreter\n"))
     assert (end.reason, end.exit_code) == (Reason.START_FAILED, 127)
     assert end.detail == "no such program: /no/such/interpreter on node n1, which the first line of its script names"
 
@@ -115,8 +115,8 @@ def test_a_program_for_another_kind_of_machine_is_not_read_by_the_shell(node: Wo
 
 
 def test_a_script_text_runs_by_its_first_line_or_by_sh(node: WorkNode, slot: Slot) -> None:
-    by_sh = node.end_of(node.run(slot, "a b", "c", script='printf "%s|" "$@"'))
-    by_python = node.end_of(node.run(slot, "x", script=f"#!{sys.executable} -u\nimport sys\nprint(sys.argv[1:])\n"))
+    by_sh = node.end_of(node.run(slot, "a b", "c", script=b'printf "%s|" "$@"'))
+    by_python = node.end_of(node.run(slot, "x", script=f"#!{sys.executable} -u\nimport sys\nprint(sys.argv[1:])\n".encode()))
     assert (by_sh.out.data, by_python.out.data) == (b"a b|c|", b"['x']\n")
 
 

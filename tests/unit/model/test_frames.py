@@ -68,7 +68,7 @@ def test_every_direction_has_tags_of_its_own() -> None:
         (frames.FromWorker, ENDS),
         (
             frames.ToSpawner,
-            CommandBatch(shape=BatchShape(exclusive=True), argv=("echo", "a b"), items=(CommandItem(5, 0, environ={"E": "1"}),)),
+            CommandBatch(shape=BatchShape(exclusive=True), argv=("echo", "a b"), items=(CommandItem(5, 0, entry=b"\xff"),)),
         ),
         (frames.ToSpawner, frames.Stop(worker=3, seq=9, reason=Reason.TIME_LIMIT, grace_us=0)),
         (frames.FromSpawner, CommandEnds((CommandEnd(seq=5, reason=Reason.SIGNAL, signal=9, err=Output(size=9, path="/e", dropped=4)),))),

@@ -226,15 +226,15 @@ def test_groups_are_removed_from_the_leaves_up(tmp_path: Path) -> None:
     ],
 )
 def test_a_script_is_run_as_the_kernel_would(text: str, argv: list[str]) -> None:
-    assert interpreter_of_script(text) == argv
+    assert interpreter_of_script(text.encode()) == argv
 
 
-def test_a_commands_own_variables_win_over_its_batchs_and_those_over_the_made_ones() -> None:
-    shape = BatchShape(submission=42, cores=2, environ={"RMGR_RANK": "3", "A": "batch"})
+def test_the_variables_of_a_batch_win_over_the_nodes_and_the_made_ones() -> None:
+    shape = BatchShape(submission=42, cores=2, environ={"RMGR_RANK": "3", "A": "batch", "RMGR_ENTRY": "batch"})
     base = {"A": "node", "PATH": "/bin", **shared_variables(shape, "n1")}
-    environ = command_environment(base, shape, CommandItem(1, 6, 2, environ={"A": "own", "RMGR_ENTRY": "x"}))
+    environ = command_environment(base, shape, CommandItem(1, 6, 2, entry=b"\xfc"))
     assert environ["RMGR_RANK"] == "3"
-    assert (environ["A"], environ["RMGR_ENTRY"], environ["RMGR_TOKEN"], environ["OMP_NUM_THREADS"]) == ("own", "x", "42_6.2", "2")
+    assert (environ["A"], environ["RMGR_ENTRY"], environ["RMGR_TOKEN"], environ["OMP_NUM_THREADS"]) == ("batch", "\udcfc", "42_6.2", "2")
 
 
 # -- arguments

@@ -278,7 +278,7 @@ class Dispatcher:
                 return script
             if not script:
                 return fetch.FetchFailure(Reason.START_FAILED, "its script is empty: submit one with a line in it", blames_node=False)
-            launch.script = script.decode(errors="surrogateescape")
+            launch.script = script
         if command.stdin_sha256:
             stdin = self._shared.fetcher.blobs.get(keys.upload(command.stdin_sha256), info.record.user)
             if stdin is None or isinstance(stdin, fetch.FetchFailure):
@@ -403,7 +403,6 @@ class Dispatcher:
             staged: Staged | None = self._stager.take(block, index) if is_staged else None
             payload = block.payload(index)
             payload = payload.read() if isinstance(payload, fetch.ArgumentsPiece) else payload
-            environ = {"RMGR_ENTRY": os_text(payload)} if payload else None
             out, err = self._stager.named_outputs(block, index) if has_named else ("", "")
             items.append(
                 CommandItem(
@@ -412,7 +411,7 @@ class Dispatcher:
                     attempt=block.key.attempt,
                     label=info.label(index),
                     directory=staged.directory if staged is not None else "",
-                    environ=environ,
+                    entry=payload.replace(b"\0", b""),
                     out=out,
                     err=err,
                 )
@@ -428,7 +427,7 @@ class Dispatcher:
                 keep=bool(command.output_files) or is_staged,
                 append=self._stager.appends(block),
                 named_only=command.named_only,
-                is_mixed=bool(info.record.array) or any(item.environ for item in items),
+                is_mixed=bool(info.record.array) or any(item.entry for item in items),
                 isolate=bool(lane.part),
                 halts=bool(lane.part) and self._lanes.runner.freezer == Freezer.SIGNALS,
                 items=tuple(items),
@@ -498,7 +497,7 @@ class LaunchSpec:
     function: str = ""
     blob: fetch.Blob | None = None
     command: Command | None = None
-    script: str = ""
+    script: bytes = b""
     stdin: fetch.Blob | None = None
 
     @property
@@ -511,11 +510,6 @@ class LaunchSpec:
 def with_own(shape: BatchShape, lane: WorkerLane) -> BatchShape:
     """Returns the shape with the lane's own variables."""
     return msgspec.structs.replace(shape, environ=shape.environ | lane.variables)
-
-
-def os_text(data: bytes) -> str:
-    """Decodes any bytes into the text of a variable."""
-    return data.decode(errors="surrogateescape").replace("\0", "")
 
 
 def words_of(error: Exception) -> str:
