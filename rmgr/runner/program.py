@@ -7,7 +7,7 @@ its own `__main__` once for each version, so that functions, initializers and re
 a process pool. What a worker has set itself stays until the program binds that name anew. Reading a pickle never changes a name that the
 program itself has.
 
-Imported by clients and workers: standard library, cloudpickle, rmgr.errors, `modules` only.
+Imported by clients and workers: standard library, cloudpickle, rmgr.errors, `modules`, `native` only.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ import cloudpickle
 from cloudpickle import cloudpickle as cp
 
 from rmgr.errors import PickleFailed
-from rmgr.runner import modules
+from rmgr.runner import modules, native
 from rmgr.runner.modules import MAIN
 
 PROTOCOL = 5
@@ -534,16 +534,20 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             return _EACH_ITS_OWN[kind], ()
         if self._versions is not None and kind is _ENVIRON:
             return getattr, (os, "environ" if thing is os.environ else "environb")
-        if self._versions is not None and kind is weakref.ref:
+        if self._versions is not None and kind in _REFERENCES:
             if self._known is None:
                 names = [(module, name) for module in self._program.modules() for name in self._program.namespace(module)]
                 self._known = {id(self._program.namespace(module)[name]): (module, name) for module, name in names}
-            if (known := self._known.get(id(thing()))) is not None:
+            to = thing()
+            if (known := self._known.get(id(getattr(to, "__self__", to)))) is not None:
                 self.needs.add(known)  # so that both are the same object
-            return _reference, (thing(),)
-        if self._versions is not None and (kind.__module__, kind.__name__) == ("concurrent.futures.thread", "ThreadPoolExecutor"):
-            begin = [getattr(thing, name, None) for name in ("_initializer", "_initargs")]  # Python 3.14 keeps them elsewhere
-            return kind, (thing._max_workers, thing._thread_name_prefix, begin[0], begin[1] or ())  # noqa: SLF001 - as after a fork
+            return _reference, (kind, to)
+        called = kind.__module__, kind.__name__
+        reduce = _ANYWHERE.get(called) or (_OF_GLOBALS.get(called) if self._versions is not None else None)
+        if reduce is not None:
+            return reduce(thing)
+        if native.is_of_ctypes(kind) and (made := native.function(thing)) is not None:
+            return made
         if kind is struct.Struct:
             return struct.Struct, (thing.format,)
         if self._versions is not None and isinstance(thing, threading.local) and kind.__reduce_ex__ is object.__reduce_ex__:
@@ -552,11 +556,6 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         if (wrapper := _of_wrapt("FunctionWrapper")) is not None and issubclass(kind, wrapper):  # it claims to be what it wraps
             shown = thing.__wrapped__, thing._self_wrapper, thing._self_enabled  # noqa: SLF001 - it has no other names
             return _wrapper_of_wrapt, (None if kind is wrapper else kind, *shown)
-        if (kind.__module__, kind.__name__) == ("_json", "Scanner"):  # of a JSONDecoder
-            return _json_scanner, ({name: getattr(thing, name) for name in dir(kind) if not name.startswith("_")},)
-        if (kind.__module__, kind.__name__) == ("msgspec", "Meta"):  # constraints in annotations of a Struct
-            given = {name: value for name in dir(kind) if not name.startswith("_") and (value := getattr(thing, name)) is not None}
-            return functools.partial(kind, **given), ()
         if self._versions is not None and kind is contextvars.ContextVar:
             with contextlib.suppress(LookupError):  # it has neither a value nor a default
                 return _context_variable, (thing.name, thing.get())
@@ -666,6 +665,8 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
     def _reduce_class(self, kind: type, name: tuple[str, str] | None) -> Any:
         if kind.__module__ == "_wrappers" and _of_wrapt(kind.__name__) is kind:  # a name that nobody can import
             return getattr, (sys.modules["wrapt"], kind.__name__)
+        if (of_ctypes := native.is_of_ctypes(kind)) and (made := native.made_type(kind)) is not None:
+            return made
         reduced = super().reducer_override(kind)
         if reduced is NotImplemented and name is not None:
             reduced = cp._dynamic_class_reduce(kind)  # noqa: SLF001 - cloudpickle takes its module for one that can be imported
@@ -699,7 +700,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         values = {name: value for name, value in state[0].items() if name not in methods and name != "__slotnames__"}  # kept by `copyreg`
         if values.get("__annotations__") == {}:
             del values["__annotations__"]  # made when somebody asked for them
-        state = _Methods(kind, methods), values, _known_by_members(kind)
+        state = _Methods(kind, methods), native.members(kind, values) if of_ctypes else values, _known_by_members(kind)
         version = 0
         if name is not None and self._versions is not None:
             version = self._versions.get(name, 0)
@@ -775,6 +776,40 @@ def _given_to_local(thing: threading.local) -> tuple[tuple[object, ...], dict[st
     return args, next((one for one in held if type(one) is dict and one and all(type(key) is str for key in one)), {})
 
 
+def _fresh_pool(thing: Any) -> Any:
+    begin = [getattr(thing, name, None) for name in ("_initializer", "_initargs")]  # Python 3.14 keeps them elsewhere
+    return type(thing), (thing._max_workers, thing._thread_name_prefix, begin[0], begin[1] or ())  # noqa: SLF001 - as it was made
+
+
+def _fresh_queue(thing: Any) -> Any:
+    return (type(thing), ()) if thing.empty() else object.__reduce_ex__(thing, PROTOCOL)
+
+
+def _scanner(thing: Any) -> Any:
+    return _json_scanner, ({name: getattr(thing, name) for name in dir(type(thing)) if not name.startswith("_")},)
+
+
+def _constraints(thing: Any) -> Any:
+    kind: Any = type(thing)
+    given = {name: value for name in dir(kind) if not name.startswith("_") and (value := getattr(thing, name)) is not None}
+    return functools.partial(kind, **given), ()
+
+
+#: Of these a global is the worker's own, as after a fork.
+_OF_GLOBALS: dict[tuple[str, str], Callable[[Any], Any]] = {
+    ("concurrent.futures.thread", "ThreadPoolExecutor"): _fresh_pool,
+    ("_queue", "SimpleQueue"): _fresh_queue,
+    ("asyncio.unix_events", "_UnixSelectorEventLoop"): lambda loop: (type(loop), ()),
+}
+#: How else objects of classes are pickled that may not be loaded. Constraints: in annotations of a Struct.
+_ANYWHERE: dict[tuple[str, str], Callable[[Any], Any]] = {
+    ("ctypes", "CDLL"): native.library,
+    ("ctypes", "PyDLL"): native.library,
+    ("_json", "Scanner"): _scanner,
+    ("msgspec", "Meta"): _constraints,
+}
+#: Kinds of weak references.
+_REFERENCES = (weakref.ref, weakref.WeakMethod)
 _EACH_ITS_OWN: dict[type, Callable[[], object]] = {
     type(threading.Lock()): threading.Lock,
     type(threading.RLock()): threading.RLock,
@@ -1047,11 +1082,11 @@ def _json_scanner(options: dict[str, Any]) -> object:
 _referred: list[object] = []
 
 
-def _reference(to: Any) -> object:
+def _reference(kind: Any, to: Any) -> object:
     if to is None:
         return weakref.ref(set())  # dead
     _referred.append(to)
-    return weakref.ref(to)
+    return kind(to)
 
 
 def _context_variable(name: str, *value: object) -> contextvars.ContextVar[object]:

@@ -209,12 +209,14 @@ PROGRAMS = {
                 print(executor.submit(use).result())
     """,
     "weak references, and threads of one's own": """
-        import concurrent.futures, weakref
+        import asyncio, concurrent.futures, queue, weakref
         class Node:
             def __init__(self, name, parent=None):
                 self.name, self.parent, self.children = name, parent and weakref.ref(parent), []
                 if parent is not None:
                     parent.children.append(self)
+            def told(self):
+                return self.name
         root = Node("root")
         leaf = Node("leaf", root)
         alone = weakref.ref(root)
@@ -225,11 +227,15 @@ PROGRAMS = {
             return n * 2
         def use():
             return alone() is root, root.children[0].parent() is root, leaf.parent().name, gone(), [len(one) for one in kept]
+        method, waiting, loop = weakref.WeakMethod(root.told), queue.SimpleQueue(), asyncio.new_event_loop()
+        def others():
+            waiting.put(1)
+            return method()(), method().__self__ is root, waiting.get(), loop.run_until_complete(asyncio.sleep(0, "slept"))
         def alone_used():
             return alone().children[0].parent().name, list(threads.map(double, range(3))), threads._max_workers
         if __name__ == "__main__":
             with pool(1) as executor:
-                print(executor.submit(alone_used).result(), executor.submit(use).result())
+                print(executor.submit(alone_used).result(), executor.submit(use).result(), executor.submit(others).result())
     """,
     "globals that are put right": """
         class Config:
@@ -251,6 +257,55 @@ PROGRAMS = {
             config.log, config.n = None, 2
             with pool(1) as executor:
                 print(executor.submit(ask, model, "use").result(), executor.submit(model.use).result())
+    """,
+    "libraries and types of ctypes": """
+        import ctypes, ctypes.util
+        import numpy as np
+        libc = ctypes.CDLL(None, use_errno=True)
+        libm = ctypes.CDLL(ctypes.util.find_library("m"))
+        libm.pow.argtypes, libm.pow.restype = [ctypes.c_double, ctypes.c_double], ctypes.c_double
+        strlen = ctypes.CDLL(None).strlen
+        strlen.argtypes, strlen.restype = [ctypes.c_char_p], ctypes.c_size_t
+        strlen.errcheck = lambda result, function, arguments: result * 10
+        Triple, Int = ctypes.c_int * 3, ctypes.POINTER(ctypes.c_int)
+        Compare = ctypes.CFUNCTYPE(ctypes.c_int, Int, Int)
+        three, text = Triple(3, 1, 2), ctypes.create_string_buffer(b"abc")
+        Floats = np.ctypeslib.ndpointer(dtype=np.float64, ndim=1, flags="C")
+        class Point(ctypes.Structure):
+            _fields_ = [("x", ctypes.c_int), ("y", ctypes.c_double), ("tag", ctypes.c_char * 4)]
+            def sum(self):
+                return self.x + self.y
+        class Deep(Point):
+            _fields_ = [("z", ctypes.c_int)]
+        class Either(ctypes.Union):
+            _fields_ = [("i", ctypes.c_int), ("f", ctypes.c_float)]
+        class Packed(ctypes.BigEndianStructure):
+            class Bits(ctypes.BigEndianStructure):
+                _fields_ = [("a", ctypes.c_short, 3), ("b", ctypes.c_short, 5)]
+            _pack_, _anonymous_ = 1, ["bits"]
+            _fields_ = [("k", ctypes.c_char), ("bits", Bits), ("v", ctypes.c_int)]
+        class Node(ctypes.Structure):
+            pass
+        Node._fields_ = [("n", ctypes.c_int), ("next", ctypes.POINTER(Node))]
+        point = Point(1, 2.5, b"ab")
+        def functions():
+            mine = Triple(*three)
+            libc.qsort(mine, 3, ctypes.sizeof(ctypes.c_int), Compare(lambda one, other: one[0] - other[0]))
+            libc.open(b"/nowhere", 0)
+            return list(mine), libm.pow(2, 3), strlen(b"abcd"), ctypes.get_errno(), list(three), text.value, Floats._ndim_
+        def kinds():
+            node = Node(5, ctypes.pointer(Node(6)))
+            packed = Packed(b"k", (1, 2), 3)
+            deep = Deep(1, 2.0, b"t", 9)
+            return node.next[0].n, bytes(packed), packed.a, Either(f=1.0).i, deep.z, deep.sum(), point.tag, Int(ctypes.c_int(3))[0]
+        def moved(given):
+            given.x += 1
+            return given
+        if __name__ == "__main__":
+            with pool(1) as executor:
+                print(executor.submit(functions).result(), executor.submit(kinds).result())
+                back = executor.submit(moved, point).result()
+                print(type(back) is Point, back.sum(), point.x)
     """,
     "recursion and cycles": """
         class A:

@@ -160,6 +160,9 @@ PRIVATE: dict[str, tuple[Private, ...]] = {
     "concurrent.futures.thread:ThreadPoolExecutor": tuple(
         Private(name, "runner/program.py") for name in ("_max_workers", "_thread_name_prefix")
     ),
+    "ctypes": (Private("_CFuncPtr", "runner/native.py"), Private("_Pointer", "runner/native.py")),
+    "ctypes:CDLL": (Private("_name", "runner/native.py"), Private("_FuncPtr", "runner/native.py")),
+    "ctypes:c_int": (Private("_objects", "runner/native.py"),),
     "logging": (Private("_STYLES", "runner/settings.py"),),
     "logging:Formatter": (Private("_style", "runner/settings.py"), Private("_fmt", "runner/settings.py")),
     "pickle": (Private("_Unpickler", "runner/program.py"),),
