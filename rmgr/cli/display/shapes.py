@@ -60,6 +60,8 @@ _BEFORE = {
     Reason.USER_CANCEL: "cancelled: ",
     Reason.OPERATOR_CANCEL: "cancelled ",
 }
+#: How a node begins to say why it could not start a command (`runner/command.py`) -> the option of `rmgr rerun` that changes that.
+_OTHERWISE_STARTED = {"the work directory ": "--cwd DIR", "the output file ": "-o FILE"}
 #: Reasons that would occur again if the same work ran again.
 _IN_VAIN = frozenset({Reason.START_FAILED, Reason.BAD_OUTPUT, Reason.OUTPUT_EXISTS, Reason.UNTRUSTED})
 
@@ -473,12 +475,14 @@ def steps(job: views.JobView, failures: Sequence[Failure], *, task: str = "", mi
     if several and (raised := next((failure for failure in failures if failure.traceback), None)) is not None:
         found.append(f"rmgr explain {raised.task}")  # with the whole traceback
     again = [failure for failure in failures if failure.reason not in _IN_VAIN]
+    which = f" --tasks {task.partition('_')[2]}" if task and job.tasks > 1 else " --failed" if several else ""
+    if mine:
+        stopped = (failure.error for failure in failures if failure.reason == Reason.START_FAILED)
+        options = dict.fromkeys(option for error in stopped for begin, option in _OTHERWISE_STARTED.items() if error.startswith(begin))
+        found += [f"rmgr rerun {job.id}{which} {option}" for option in options]
     if mine and again:
-        which = ""
-        if task and job.tasks > 1:
-            which = f" --tasks {task.partition('_')[2]}"
-        elif several:
-            which = " --lost" if all(failure.reason in {*LOSSES, Reason.POISON} for failure in again) else " --failed"
+        if several and all(failure.reason in {*LOSSES, Reason.POISON} for failure in again):
+            which = " --lost"
         found.append(f"rmgr rerun {job.id}{which}{larger_limits(job.memory_bytes, job.asked.get('time_limit') or 0.0, again)}")
     return found
 

@@ -317,7 +317,9 @@ def read_work(
     """
     if not words or not words[0]:  # a shell makes "" of "$UNSET"
         more = ", a script, or - for a script on stdin" if script else ""
-        raise UsageError("there is nothing to run", hint=f"{ctx.command_path} -- CMD ARGS...{more}")
+        quoted = next((word for word in ctx.meta.get("rmgr.args", ()) if word.startswith("-") and " " in word), "")
+        is_one = f"; {quoted[:60]!r} is one word, by its quotes" if quoted else ""
+        raise UsageError(f"there is nothing to run{is_one}", hint=f"{ctx.command_path} -- CMD ARGS...{more}")
     found: Script | None = None
     if script and not dashes and (words[0] == "-" or looks_like_script(words[0])):
         found = read_script(words[0], sys.stdin.buffer if words[0] == "-" else None)

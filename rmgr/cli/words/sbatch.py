@@ -570,7 +570,7 @@ RULES: dict[str, _Rule | str] = {
     "--requeue": _switch("--requeue", {"expedited": "work that runs again has the place of its --priority: --requeue alone"}),
     "--reservation": "nodes are not reserved by name: --queue or --partition, which its operator keeps for some",
     "--resv-ports": "ports are not reserved: a program binds to port 0",
-    "--signal": "no signal is sent before the limit: at it work gets SIGTERM, and time to end; or --checkpoint-every=10m",
+    "--signal": "at the limit work gets SIGTERM, and time to end, before it nothing: timeout -s USR1 --preserve-status 58m CMD sends one",
     "--stepmgr": "rmgr run starts processes in a job; there is nothing to choose",
     "--tasks-per-node": _tasks_of_nodes,
     "--test-only": _flag("--dry-run"),

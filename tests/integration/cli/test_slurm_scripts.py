@@ -33,6 +33,14 @@ def test_a_script_with_steps_runs_on_all_of_its_nodes(sh: Shell, tmp_path: Path)
     assert "reads SLURM" not in ran.err
 
 
+def test_a_signal_before_the_limit_is_sent_as_the_hint_says(sh: Shell) -> None:
+    refused = sh("submit", "--signal=USR1@2", "-t", "1h", "--", "true")
+    assert "timeout -s USR1 --preserve-status 58m CMD" in refused.err
+    saves = "trap 'echo saved; exit 7' USR1; while :; do sleep 0.05; done"
+    ran = sh("run", "-t", "1m", "--", "timeout", "-s", "USR1", "--preserve-status", "1s", "sh", "-c", saves)
+    assert (ran.code, ran.out) == (7, "saved\n")
+
+
 def test_a_pulled_array_has_its_numbers_and_a_step_of_one_process(sh: Shell) -> None:
     array = "$SLURM_ARRAY_JOB_ID $SLURM_ARRAY_TASK_ID $SLURM_ARRAY_TASK_MIN $SLURM_ARRAY_TASK_MAX $SLURM_ARRAY_TASK_COUNT"
     command = f'echo "{array}"; srun sh -c "exit 3"'

@@ -48,6 +48,7 @@ pytestmark = pytest.mark.usefixtures("live")
         (["submit", "-p", "batch", "--", "true"], 2, "here it is -q QUEUE"),
         (["submit", "--wrap", "echo hi"], 2, "here it is -- sh -c 'COMMAND'"),
         (["submit", "--gres=gpu:1", "--", "true"], 2, "here it is --gpus N"),
+        (["run", "--env=A=1 hostname"], 2, "there is nothing to run; '--env=A=1 hostname' is one word, by its quotes"),
         (["submit"], 2, "rmgr submit -- CMD ARGS..., a script, or - for a script on stdin"),
         (["submit", "--", "echo hi"], 2, "type the words apart (echo hi), or let a shell read them: sh -c 'echo hi'"),
         (["run", "echo hi"], 2, "'echo hi' is one word, and no program is called so"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from pathlib import Path
 
@@ -64,6 +65,10 @@ def test_how_work_failed_is_told(sh: Shell, words: list[str], code: int, told: s
 
 def test_a_program_that_cannot_start_is_not_told_to_have_no_output(sh: Shell) -> None:
     assert "no output" not in sh("submit", "--wait", "--", "./absent").err
+    sh("submit", "--wait", "--cwd", "/absent/directory", "--", "pwd")
+    assert re.search(r"next: rmgr rerun \d+ --cwd DIR\n", sh.ok("explain", "last").out)
+    sh("submit", "--wait", "-o", "/absent/directory/x", "--", "pwd")
+    assert re.search(r"next: rmgr rerun \d+ -o FILE\n", sh.ok("explain", "last").out)
 
 
 def _raises(number: int) -> None:

@@ -94,6 +94,10 @@ def test_what_to_type_names_what_is_meant() -> None:
     assert steps(a_job(9, 1), [WRONG], task="22_7") == ["rmgr logs 22_7", "rmgr rerun 22 --tasks 7"]
     assert steps(a_job(), [WRONG], mine=False) == ["rmgr logs 22"], "nobody is sent to run what is another's"
     assert steps(a_job(), [a_failure(reason=Reason.START_FAILED)]) == [], "again as it is, it cannot be started either"
+    nowhere = a_failure(reason=Reason.START_FAILED, error="the work directory /x cannot be used: No such file or directory")
+    assert steps(a_job(), [nowhere]) == ["rmgr rerun 22 --cwd DIR"]
+    assert steps(a_job(9, 1), [nowhere], task="22_7") == ["rmgr rerun 22 --tasks 7 --cwd DIR"]
+    assert steps(a_job(), [nowhere], mine=False) == []
     unmet = a_job(reason=Reason.DEPENDENCY_FAILED, detail="ok:21: submission 21 ended FAILED")
     assert steps(unmet, []) == ["rmgr explain 21"]
 
