@@ -417,7 +417,9 @@ def of_job(job: views.JobView) -> list[Failure]:
         nodes = dict(known.nodes) if known is not None else {}
         nodes[view.node] = nodes.get(view.node, 0) + view.tasks
         error = known.error if known is not None else view.error
-        groups[view.reason, view.exit_code] = Failure(reason=view.reason, exit_code=view.exit_code, nodes=nodes, error=error)
+        is_one = view.reason == Reason.EXCEPTION and sum(nodes.values()) == 1  # of several only the first one's is known
+        kind = error.partition(":")[0] if is_one else ""
+        groups[view.reason, view.exit_code] = Failure(reason=view.reason, exit_code=view.exit_code, nodes=nodes, error=error, kind=kind)
     return sorted(groups.values(), key=lambda failure: -failure.tasks)
 
 
@@ -457,7 +459,7 @@ def cell(job: views.JobView) -> str:
         nodes = [node for node in failure.nodes if node]
         where = f" on {','.join(nodes[:3])}{f',+{len(nodes) - 3}' if len(nodes) > 3 else ''}" if nodes else ""
         count = f"{failure.tasks:,}: " if len(groups) > 1 else ""  # the column of failures shows the count of a single group
-        told.append(count + word_for(failure.reason, failure.exit_code) + where)
+        told.append(count + failure.word + where)
     return "; ".join(told)
 
 

@@ -164,6 +164,14 @@ def test_a_table_names_reasons_codes_and_nodes() -> None:
     assert [(failure.tasks, failure.nodes) for failure in of_job(job)] == [(9, {"n1": 9}), (8, {"n2": 5, "n3": 3})]
 
 
+def test_a_table_names_the_exception_of_a_task_alone() -> None:
+    one = FailureView(reason="EXCEPTION", exit_code=None, node="n1", tasks=1, error="numpy.linalg.LinAlgError: Singular matrix")
+    assert cell(a_job(failures=(one,))) == "numpy.linalg.LinAlgError on n1"
+    assert cell(a_job(9, 2, failures=(one, FailureView(reason="EXCEPTION", exit_code=None, node="n2", tasks=1, error="KeyError: 3")))) == (
+        "an exception on n1,n2"
+    )
+
+
 def an_end(position: int, **fields: Any) -> FollowedEnd:
     given = {"state": State.FAILED, "reason": "EXIT_CODE", "exit_code": 3, "node": f"n{position % 2}", "attempt": 1, "error": "", **fields}
     return FollowedEnd(submission=22, position=position, index=position, **given)
