@@ -61,8 +61,6 @@ def submit_list(ctx: click.Context, session: Session, words: Sequence[str], file
         _tell_dry(session, entries, drafts)
         return
     waits = options["wait"] or options["watch"] or options["progress"]
-    if waits:
-        session.data_store()
     sent = send_all(session, entries, drafts, token=token, name="stdin" if file == "-" else os.path.basename(file))
     _print_ids(session, sent, waits=waits)
     if waits:

@@ -54,7 +54,6 @@ def run(session: Session, words: tuple[str, ...], pty: bool, **values: Any) -> N
     if work.afterwards.dry_run:
         tell_dry(session, draft)
         return
-    session.data_store()  # work that could not be waited for is not submitted
     sent = send(session, draft)
     number = sent.submission.id
     session.detail(f"submitted {number}")

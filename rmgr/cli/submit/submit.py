@@ -504,8 +504,6 @@ def carry_out(session: Session, draft: CheckedRequest, work: WorkRequest, *, aga
     if work.afterwards.dry_run:
         tell_dry(session, draft)
         return
-    if work.afterwards.waits:
-        session.data_store()  # work that could not be waited for is not submitted
     follow_up(session, send(session, draft), work.afterwards, again=again)
 
 

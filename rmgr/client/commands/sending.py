@@ -201,9 +201,9 @@ def send(reach: Reach, draft: CheckedRequest) -> Sent:
 
     Raises: SubmitUnknown (with the token), QueueFull, KeyExists (an output key), StoreUnavailable, ValueTooLarge.
     """
+    check_store(reach)
     record = shipped(reach, draft)
     check_size(record)
-    check_store(reach)
     return _commit(reach, record, draft)
 
 
@@ -670,8 +670,8 @@ def send_all(reach: Reach, entries: Sequence[ListedJob], drafts: Sequence[Checke
     from rmgr.submitter.port import Order
     from rmgr.submitter.questions import CancelSubmission
 
-    records = [shipped(reach, draft) for draft in drafts]
     check_store(reach)
+    records = [shipped(reach, draft) for draft in drafts]
     deadline_s = machine.monotonic() + reach.patience_s(_LIST_S)
     submitter = reach.submitter()
     mine = token or machine.guid()

@@ -523,7 +523,12 @@ def test_a_store_of_another_cluster_or_none_at_all_is_refused(sh: Shell, tmp_pat
         refused = sh("run", "--store", url, "--json", "--", "true")
         assert (refused.code, refused.error["code"]) == (5, "UNAVAILABLE")
         assert told in refused.error["message"]
-    assert "it comes from --store" in sh("submit", "--store", f"sqlite:{tmp_path / 'absent.db'}", "--", "true").err
+    sh.file("job.sh", "#!/bin/sh\n")
+    for words in (("run", "--", "true"), ("submit", "--", "true"), ("submit", "--wait", "./job.sh")):
+        refused = sh(words[0], "--store", f"sqlite:{tmp_path / 'absent.db'}", *words[1:])
+        assert refused.code == 5
+        assert "nothing was submitted, for the data store is away: there is no store" in refused.err
+        assert "it comes from --store" in refused.err
     assert known() == before  # what could not be waited for was not submitted
 
 
