@@ -16,12 +16,14 @@ from typing import Any
 from cloudpickle import cloudpickle as cp
 
 MAIN = "__main__"
+#: What multiprocessing and joblib call the same module in processes that they spawn; a program that imports joblib has both, too.
+SPAWNED_MAIN = "__mp_main__"
 _STANDARD = os.path.dirname(os.__file__) + os.sep
 #: Modules with the loaders of Python itself.
 _IMPORT_SYSTEM = frozenset({"_frozen_importlib", "_frozen_importlib_external", "zipimport", "builtins"})
 _looked: tuple[int, int] = (0, 0)
 _found: tuple[str, ...] = (MAIN,)
-_encoded: tuple[bytes, ...] = (MAIN.encode(),)
+_encoded: tuple[bytes, ...] = (MAIN.encode(), SPAWNED_MAIN.encode())
 
 
 def unimportable() -> tuple[str, ...]:
@@ -30,15 +32,21 @@ def unimportable() -> tuple[str, ...]:
     now = len(sys.modules), len(cp._PICKLE_BY_VALUE_MODULES)  # noqa: SLF001 - those that a user has told cloudpickle
     if now != _looked:
         by_value = set(cp._PICKLE_BY_VALUE_MODULES)  # noqa: SLF001 - as above
-        others = [name for name, module in list(sys.modules.items()) if name != MAIN and (name in by_value or _is_private(name, module))]
+        found = [name for name, module in list(sys.modules.items()) if name in by_value or _is_private(name, module)]
+        others = [name for name in found if name not in {MAIN, SPAWNED_MAIN}]
         _found = (MAIN, *others)
-        _encoded = tuple(map(str.encode, _found))
+        _encoded = tuple(map(str.encode, (*_found, SPAWNED_MAIN)))
         _looked = now
     return _found
 
 
+def main_or(name: str) -> str:
+    """Returns the name under which a module travels."""
+    return MAIN if name == SPAWNED_MAIN else name
+
+
 def unimportable_encoded() -> tuple[bytes, ...]:
-    """Returns the same names as they stand in a pickle."""
+    """Returns the same names as they stand in a pickle, with both of `__main__`."""
     unimportable()
     return _encoded
 

@@ -43,7 +43,7 @@ from cloudpickle import cloudpickle as cp
 
 from rmgr.errors import PickleFailed
 from rmgr.runner import modules, native
-from rmgr.runner.modules import MAIN
+from rmgr.runner.modules import MAIN, SPAWNED_MAIN, main_or
 
 PROTOCOL = 5
 #: (module, name).
@@ -139,6 +139,7 @@ class Program:
         """Returns (module, qualified name) of a function or class that its module has under that name, else None."""
         if (qualname := text_of(thing, "__qualname__")) is None or (module := text_of(thing, "__module__")) is None:
             return None
+        module = main_or(module)
         return (module, qualname) if self.has(thing, module, qualname) else None
 
     def has(self, thing: object, module: str, qualname: str) -> bool:
@@ -403,7 +404,7 @@ class Program:
     def perhaps_mentioned_by(self, thing: types.FunctionType | type) -> set[Name]:
         """Returns names that its code may look up as text, those of modules that it imports, and those in its annotations; it may well run
         without them."""
-        module = thing.__module__
+        module = main_or(thing.__module__)
         if isinstance(thing, types.FunctionType):
             module = self.module_with(thing.__globals__) or ""
         if module not in self.modules():
@@ -600,10 +601,11 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         base: Any = next(parent for parent in kind.__mro__ if parent.__module__ == "builtins")
         if gives_name:
             reduced = thing.__reduce_ex__(PROTOCOL)
-            if not isinstance(reduced, str) or not self._program.has(thing, thing.__module__, reduced):
+            module = main_or(thing.__module__)
+            if not isinstance(reduced, str) or not self._program.has(thing, module, reduced):
                 return reduced
-            if not self._defines((thing.__module__, reduced)):
-                return self._name(thing.__module__, reduced)
+            if not self._defines((module, reduced)):
+                return self._name(module, reduced)
             if base is not object and not hasattr(base, "__getnewargs__"):  # a list, a dictionary
                 return reduced
         else:
@@ -641,7 +643,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             return _single_dispatch, (registry.pop(object), registry, _own(function))
         module = self._program.module_with(function.__globals__)
         if module is None:  # of another module, e.g. a decorator's result
-            is_ours = function.__module__ in self._program.modules()
+            is_ours = main_or(function.__module__) in self._program.modules()
             return self._dynamic_function_reduce(function) if is_ours else super().reducer_override(function)
         self.needs.update(self._program.mentioned_by(function), self._program.perhaps_mentioned_by(function), [(module, _FILE)])
         attributes, slots = _state_of_function(function)
@@ -676,8 +678,8 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         if sys.version_info >= (3, 14) and state[0].pop("__annotations_cache__", vars(kind).get("__annotate_func__")):
             state[0]["__annotations__"] = annotations_of(kind)  # cloudpickle keeps them if somebody looked at them
         self.needs.update(self._program.perhaps_mentioned_by(kind))
-        if kind.__module__ in self._program.modules():
-            self.needs.add((kind.__module__, _FILE))
+        if (module := main_or(kind.__module__)) in self._program.modules():
+            self.needs.add((module, _FILE))
         if maker is cp._make_skeleton_class:  # noqa: SLF001 - its arguments are those of `type`
             *first, options, tracker, extra = arguments
             options = {**options, "__qualname__": kind.__qualname__}
@@ -1155,7 +1157,7 @@ def serve(number: str, group: str = "") -> None:
 
     group: of workers that have the same values; its own calls go to such workers, too."""
     global _mine
-    main = sys.modules[MAIN] = types.ModuleType(MAIN)
+    main = sys.modules[MAIN] = sys.modules[SPAWNED_MAIN] = types.ModuleType(MAIN)
     vars(main)["__builtins__"] = builtins
     _mine = Program(number, is_here=False, is_own=True)
     _mine.workers["group"] = group
@@ -1271,7 +1273,7 @@ def mentions(data: bytes | bytearray) -> bool:
     """Returns whether a pickle may name something that only its program has. Cost: 0.3 ms a MiB."""
     program = mine() if _mine is None else _mine
     if not program.is_here:
-        return any(module.encode() in data for module in program.modules())
+        return any(module.encode() in data for module in (*program.modules(), SPAWNED_MAIN))
     for module in modules.unimportable_encoded():  # noqa: SIM110 - written out: every call is asked this
         if module in data:
             return True

@@ -307,6 +307,34 @@ PROGRAMS = {
                 back = executor.submit(moved, point).result()
                 print(type(back) is Point, back.sum(), point.x)
     """,
+    "a second name of the script's module": """
+        import sys
+        sys.modules["__mp_main__"] = sys.modules["__main__"]  # as joblib does, and processes that multiprocessing spawns
+        factor = 3
+        class Point:
+            def __init__(self, n):
+                self.n = n
+        class Spawned(Point):
+            __module__ = "__mp_main__"
+        class Wrong(Exception):
+            __module__ = "__mp_main__"
+        def grown(given):
+            return Spawned(given.n * factor), type(given) is Point, type(given) is Spawned
+        def looked_up(n):
+            return eval("factor + n"), globals()["Point"](5).n, Spawned.__module__
+        def wrong(n):
+            raise Wrong(n)
+        if __name__ == "__main__":
+            with pool(1) as executor:
+                for given in Point(2), Spawned(3):
+                    back, *told = executor.submit(grown, given).result()
+                    print(back.n, told, type(back) is Spawned)
+                print(executor.submit(looked_up, 1).result())
+                try:
+                    executor.submit(wrong, 1).result()
+                except Wrong as error:
+                    print(error)
+    """,
     "recursion and cycles": """
         class A:
             def other(self):
