@@ -525,9 +525,10 @@ def raised_by(settled: Settled, number: int, store: Store, timeout_s: float | No
         raise
     except RAISED:  # code of users: its summary is in the outcome
         return None
-    if isinstance(error, NameError):
-        program.mine().explain(error)
-    return error if isinstance(error, BaseException) else None
+    if not isinstance(error, BaseException):
+        return None
+    program.mine().explain(error)
+    return error
 
 
 #: Begins what `faulthandler` writes: the innermost place comes first there.

@@ -52,6 +52,7 @@ Name = tuple[str, str]
 _FILE = "__file__"
 _MISSING = object()
 _SMALL_FRONT = 64 * 1024
+_UNREAD = "definitions of the program that the call needs could not be read, those of"
 _MAKE_IT_THERE = "make it in the function, or in an initializer of an Executor: it cannot travel"
 #: With what a function brings the text of its cell, and the longest text.
 _CELL, _MOST_CELL = "_rmgr_cell", 64 * 1024
@@ -181,7 +182,13 @@ class Program:
             wanted = [entry for entry in versions if entry[2] > self.version_of(entry[0], entry[1])]
         if not wanted:
             return
-        values: dict[Name, object] = loads(data)
+        try:
+            values: dict[Name, object] = loads(data)
+        except Exception as error:  # code of users raises anything
+            names = ", ".join(name for _, name, _ in versions[:10])
+            with contextlib.suppress(Exception):  # a class may refuse attributes
+                error.add_note(f"{_UNREAD} {names}{', ...' * (len(versions) > 10)}")
+            raise
         for module, name, version in wanted:
             self._last_version = max(self._last_version, version)
             self.namespace(module)[name] = values[module, name]
@@ -264,12 +271,29 @@ class Program:
     def _is_left_out(self, name: Name, value: object) -> bool:
         return self._left_out.get(name, (_MISSING, ""))[0] is value
 
-    def explain(self, error: NameError) -> None:
-        """Adds to an error of a call, which has not found a name, why the name did not travel."""
-        found = _NOT_DEFINED.match(str(error))
-        for (_, name), (_, why) in self._left_out.items():
-            if found and name == found[1] and why not in getattr(error, "__notes__", ()):
+    def explain(self, error: BaseException) -> None:
+        """Adds to an error of a call, which has not found a name, why the name did not travel; to one of definitions that could not be
+        read, which of them. Cost: nothing for other errors; reads all values that were sent."""
+        notes = getattr(error, "__notes__", ())
+        if isinstance(error, NameError) and (found := _NOT_DEFINED.match(str(error))):
+            told = [why for (_, name), (_, why) in self._left_out.items() if name == found[1]]
+        elif any(note.startswith(_UNREAD) for note in notes if isinstance(note, str)):
+            told = [why for name, bound in list(self._bound.items()) if (why := self._why_unread(name, bound.value))]
+        else:
+            return
+        for why in told:
+            if why not in notes:
                 error.add_note(why)
+
+    def _why_unread(self, name: Name, value: object) -> str:
+        """Returns why no process could read a value, "" if it can be read."""
+        try:
+            loads(self._pickled({name: value}, {name: 0})[0])
+        except Exception as why:  # noqa: BLE001 - code of users
+            kind = type(value).__qualname__
+            told = f"{name[1]}, a {kind} of {name[0]}, can be pickled, and not be read again: {type(why).__name__}: {why}"
+            return f"{told}\nhint: {_MAKE_IT_THERE}"
+        return ""
 
     def _make_group(self, names: set[Name], must: set[Name]) -> None:
         """Pickles names together, with further names that they turn out to need. Raises: PickleFailed."""
@@ -609,6 +633,8 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             if base is not object and not hasattr(base, "__getnewargs__"):  # a list, a dictionary
                 return reduced
         else:
+            if base is object and _needs_arguments(kind):
+                return object.__new__, (kind,), thing.__getstate__()
             name = self._program.name_of(kind)
             if name is None or not self._defines(name) or base is not object or isinstance(kind.__getstate__, types.FunctionType):
                 return NotImplemented
@@ -721,6 +747,18 @@ def _is_mere_identity(thing: object, kind: Any) -> bool:
     if not kind.__dictoffset__ or object.__getattribute__(thing, "__dict__"):
         return False
     return not any(isinstance(member, types.MemberDescriptorType) for parent in kind.__mro__ for member in vars(parent).values())
+
+
+@functools.lru_cache(maxsize=1024)
+def _needs_arguments(kind: Any) -> bool:
+    """Returns whether Python would pickle objects of a class and could not read them, because its `__new__` takes more than the class."""
+    if kind.__reduce_ex__ is not object.__reduce_ex__ or kind.__reduce__ is not object.__reduce__:
+        return False
+    if hasattr(kind, "__getnewargs__") or hasattr(kind, "__getnewargs_ex__"):
+        return False
+    made = kind.__new__
+    must = made.__code__.co_argcount - len(made.__defaults__ or ())
+    return bool(must > 1 or made.__code__.co_kwonlyargcount > len(made.__kwdefaults__ or {}))
 
 
 def _is_guarded(kind: Any) -> bool:
@@ -971,6 +1009,9 @@ def _enumeration(
 def _skeleton(metaclass: type, name: str, bases: tuple[Any, ...], options: dict[str, Any], tracker: str, extra: object) -> type:
     """Makes an empty class like `cp._make_skeleton_class`, without the effects of the program's own metaclass."""
     maker = next(kind for kind in metaclass.__mro__ if not _is_sent(kind))
+    if metaclass.__name__ == "_TypedDictMeta":  # which would not take the bases that it has given the class
+        plain = (base for base in types.resolve_bases(bases) if type(base) is not metaclass and base is not dict)
+        return _new_class(type, metaclass, name, (*plain, dict), options, tracker)
     if maker is metaclass:
         return cp._make_skeleton_class(metaclass, name, bases, options, tracker, extra)  # type: ignore[no-any-return] # noqa: SLF001
     return _new_class(maker, metaclass, name, bases, options, tracker)

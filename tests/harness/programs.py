@@ -335,6 +335,36 @@ PROGRAMS = {
                 except Wrong as error:
                     print(error)
     """,
+    "dictionaries with types, and constructors that need arguments": """
+        import typing
+        T = typing.TypeVar("T")
+        class Row(typing.TypedDict):
+            a: int
+            b: typing.NotRequired[str]
+        class Long(Row, total=False):
+            "docs"
+            c: float
+        class Box(typing.TypedDict, typing.Generic[T]):
+            value: T
+        Odd = typing.TypedDict("Odd", {"in": int, "x-y": str})
+        class Template:
+            def __new__(cls, source, *, mode):
+                made = super().__new__(cls)
+                made.source = source + mode
+                return made
+        template = Template("a", mode="b")
+        def longer(row: Row) -> Long:
+            return Long(**row, c=1.0)
+        def told():
+            keys = [(sorted(kind.__required_keys__), sorted(kind.__optional_keys__), kind.__doc__) for kind in (Row, Long, Box, Odd)]
+            hints, is_one = str(typing.get_type_hints(Long)), typing.is_typeddict(Long)
+            return keys, Box[int].__origin__ is Box, hints, Odd({"in": 1}), is_one, Long.__bases__
+        def looked_up(n):
+            return eval("template.source + str(n)"), type(template) is Template
+        if __name__ == "__main__":
+            with pool(1) as executor:
+                print(executor.submit(longer, Row(a=1)).result(), executor.submit(told).result(), executor.submit(looked_up, 1).result())
+    """,
     "recursion and cycles": """
         class A:
             def other(self):

@@ -261,6 +261,29 @@ def test_a_name_that_did_not_travel_says_why_when_it_is_missed(live: DevCluster,
     ]
 
 
+def test_a_global_that_no_process_can_read_is_named(live: DevCluster, tmp_path: Path) -> None:
+    text = """
+        import rmgr
+        class Odd:
+            def __reduce__(self):
+                return int, ("odd",)
+        good, odd = [1], Odd()
+        def use():
+            return len(good), type(odd)
+        with rmgr.Executor(1) as executor:
+            executor.submit(use).result()
+    """
+    (tmp_path / "main.py").write_text(textwrap.dedent(text))
+    done = ended([sys.executable, "main.py"], tmp_path)
+    told, which, hint = done.stderr.splitlines()[-3:]
+    assert done.returncode == 1
+    assert told.startswith("definitions of the program that the call needs could not be read, those of ")
+    assert {"good", "odd"} <= set(told.rpartition(" of ")[2].split(", "))
+    why = "ValueError: invalid literal for int() with base 10: 'odd'"
+    assert which == f"odd, a Odd of __main__, can be pickled, and not be read again: {why}"
+    assert hint == "hint: make it in the function, or in an initializer of an Executor: it cannot travel"
+
+
 @pytest.mark.parametrize("call", ["executor.submit(square, 3)", "executor.map(square, [3])", "rmgr.TaskQueue(square).submit_call(3)"])
 def test_a_module_that_calls_its_own_function_when_it_is_imported_is_told_so(live: DevCluster, tmp_path: Path, call: str) -> None:
     """The node imports it to run the call, and would make the call too, and so on."""
