@@ -261,7 +261,7 @@ class Future(BaseFuture[Any]):
         if not self._decoded:
             self._decode(timeout)
         if self._state != FINISHED:
-            raise CancelledError
+            raise self._cancelled()
         if self._exception is not None:
             try:
                 raise self._exception
@@ -276,7 +276,7 @@ class Future(BaseFuture[Any]):
         if not self._decoded:
             self._decode(timeout)
         if self._state != FINISHED:
-            raise CancelledError
+            raise self._cancelled()
         return self._exception  # type: ignore[no-any-return]
 
     def logs(self, *, follow: bool = False, stream: str = "", timeout: float | None = None) -> Iterator[Line]:
@@ -301,7 +301,8 @@ class Future(BaseFuture[Any]):
         condition = self._condition
         with giving_slot_back(), condition:
             if not machine.wait_for(condition, lambda: self._state in _DONE, timeout):
-                raise DeadlineExceeded(self._story(f"not done within {format_duration(timeout or 0.0)}"))
+                hint = f"it goes on; why it waits: rmgr explain {self.task_id}" if self.task_id else "it goes on"
+                raise DeadlineExceeded(self._story(f"not done within {format_duration(timeout or 0.0)}"), hint=hint)
 
     def _invoke_callbacks(self) -> None:
         """Calls every callback even if one raises: all run on one thread, which must survive them."""
@@ -310,6 +311,10 @@ class Future(BaseFuture[Any]):
                 callback(self)
             except BaseException:  # noqa: BLE001 - code of users
                 _LOG.exception("exception calling callback for %r", self)
+
+    def _cancelled(self) -> CancelledError:
+        why = self._settled.outcome.error if self._settled is not None else ""
+        return CancelledError(f"task {self.task_id or '(not sent)'} was cancelled" + (f": {why}" if why else ""))
 
     def _story(self, what: str) -> str:
         trouble = self._source.connection.trouble()

@@ -506,7 +506,8 @@ def unknown_resource(request: Request, nodes: Iterable[NodeRecord]) -> str:
     """Returns the hint about a requested resource that no node has at all, with the name that was probably meant; "" if there is none."""
     known = {name for node in nodes for name, count in node.capacity.resources.items() if count}
     lacking = next((name for name, _ in needs_of(request.resources) if name not in known), "")
-    return f"no node has {lacking!r}: {nearest(lacking, known)}  (rmgr nodes lists what they have)" if lacking else ""
+    meant = f": {nearest(lacking, known)}" if known else ", nor anything else to count"
+    return f"no node has {lacking!r}{meant}  (rmgr nodes lists what they have)" if lacking else ""
 
 
 def _check_spread(needs: Needs, rooms: list[int]) -> None:

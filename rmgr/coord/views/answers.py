@@ -445,6 +445,8 @@ def _nowhere(id_: str, count: int) -> WhyView:
 
 
 def _all_ended(job: JobView) -> str:
+    if not job.tasks:
+        return "no task was submitted to it"
     return f"all {job.tasks} tasks have ended" if job.tasks != 1 else "its only task has ended"
 
 
@@ -462,7 +464,7 @@ def _why(snapshot: ClusterSnapshot, submission: Submission, job: JobView, positi
         ended = ", ".join(f"{count} {state}" for state, count in job.counts.items() if count)
         words = f": {job.detail}" if job.detail else ""
         rest = f"rmgr show {job.id} tells when and where, rmgr logs {job.id} what was put out" if job.started_us else "it never ran"
-        detail = f"{_all_ended(job)} ({ended}){words}; {rest}"
+        detail = f"{_all_ended(job)}{f' ({ended})' if ended else ''}{words}" + (f"; {rest}" if job.tasks else "")
         return [WhyView(what="ended", id=str(job.id), detail=detail)], 0
     why, start_us = [], 0
     if position is None and (absent := snapshot.nowhere.get(job.id, ())):

@@ -131,8 +131,10 @@ def test_a_wait_that_takes_too_long_says_so_and_changes_nothing(cluster: Cluster
     with cluster.connect() as connection:
         queue = TaskQueue(double, connection=connection)
         future = queue.submit_call(1)
-        with pytest.raises(TimeoutError, match=f"task {queue.id}_0 is not done within 50ms"):
+        with pytest.raises(TimeoutError, match=f"task {queue.id}_0 is not done within 50ms") as late:
             future.result(0.05)
+        assert isinstance(late.value, DeadlineExceeded)
+        assert late.value.hint == f"it goes on; why it waits: rmgr explain {queue.id}_0"
         with pytest.raises(DeadlineExceeded, match=r"1 of 1 in taskq-0000000001 have not ended within 50ms"):
             queue.wait_all(timeout=0.05)
         with pytest.raises(TimeoutError, match=r"1 \(of 1\) futures unfinished"):
@@ -396,7 +398,7 @@ def test_a_future_cancels_what_has_not_started(cluster: Cluster) -> None:
         claimed = cluster.claim(take=4)
         assert claimed is not None
         assert [future.cancel() for future in futures[2:6]] == [False, False, True, True]
-        with pytest.raises(CancelledError):
+        with pytest.raises(CancelledError, match=r"task \d+_\d+ was cancelled"):
             futures[5].result(0)
         cluster.complete(*claimed)
         cluster.start()

@@ -102,6 +102,13 @@ def test_what_cannot_be_says_what_to_type(rigid: Rigid, more: dict[str, object],
     assert hint in caught.value.hint
 
 
+def test_where_no_node_has_anything_to_count_nothing_is_guessed() -> None:
+    draft = draft_of(Options(resources={"gpus": 1}), work=Work.COMMAND, user="ann")
+    with pytest.raises(Infeasible) as caught:
+        admit(draft, SETTINGS, [node("n1", 4)])
+    assert caught.value.hint == "no node has 'gpus', nor anything else to count  (rmgr nodes lists what they have)"
+
+
 @pytest.mark.parametrize(
     "rigid",
     [
