@@ -498,6 +498,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         #: Where the instances of a class lie in modules, by id. Each is held, so ids stay theirs.
         self._homes: dict[type, dict[int, tuple[types.ModuleType, str, object]]] = {}
         self._guarded: dict[type, bool] = {}
+        self._ways: dict[type, Callable[[Any], Any] | None] = {}
         #: Names of the program by id of their values.
         self._known: dict[int, Name] | None = None
         self._at = at
@@ -567,11 +568,9 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             if (known := self._known.get(id(getattr(to, "__self__", to)))) is not None:
                 self.needs.add(known)  # so that both are the same object
             return _reference, (kind, to)
-        called = kind.__module__, kind.__name__
-        reduce = _ANYWHERE.get(called) or (_OF_GLOBALS.get(called) if self._versions is not None else None)
-        if reduce is not None:
-            return reduce(thing)
-        if native.is_of_ctypes(kind) and (made := native.function(thing)) is not None:
+        if kind not in self._ways:
+            self._ways[kind] = self._way_of(kind)
+        if (way := self._ways[kind]) is not None and (made := way(thing)) is not None:
             return made
         if kind is struct.Struct:
             return struct.Struct, (thing.format,)
@@ -597,6 +596,11 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         made, given, state, items, pairs = (*whole, None, None, None)[:5]
         is_plain = isinstance(state, dict) or (isinstance(state, tuple) and len(state) == 2)
         return (made, given, state, items, pairs, _set_attributes) if is_plain else reduced
+
+    def _way_of(self, kind: type) -> Callable[[Any], Any] | None:
+        called = kind.__module__, kind.__name__
+        way = _ANYWHERE.get(called) or (_OF_GLOBALS.get(called) if self._versions is not None else None)
+        return way or (native.function if native.is_of_ctypes(kind) else None)
 
     def _reduce_module(self, module: types.ModuleType, kind: Any) -> Any:
         if kind is not types.ModuleType and (kind.__reduce_ex__ is not object.__reduce_ex__ or kind.__reduce__ is not object.__reduce__):
@@ -657,7 +661,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             homes, private = self._homes.setdefault(kind, {}), self._program.modules()
             for where in list(sys.modules) if kind is object else [kind.__module__]:
                 module = sys.modules.get(where)
-                if isinstance(module, types.ModuleType) and where not in private:
+                if isinstance(module, types.ModuleType) and main_or(where) not in private:
                     members = list(modules.namespace_of(module).items())
                     homes.update((id(value), (module, name, value)) for name, value in members if type(value) is kind)
         found = self._homes[kind].get(id(thing))
@@ -742,7 +746,7 @@ def _is_mere_identity(thing: object, kind: Any) -> bool:
         return True
     if kind.__new__ is not object.__new__ or kind.__reduce_ex__ is not object.__reduce_ex__ or kind.__reduce__ is not object.__reduce__:
         return False
-    if kind.__basicsize__ == object.__basicsize__:  # `__slots__ = ()`
+    if kind.__basicsize__ == object.__basicsize__ and not kind.__dictoffset__:  # `__slots__ = ()`
         return True
     if not kind.__dictoffset__ or object.__getattribute__(thing, "__dict__"):
         return False
