@@ -535,7 +535,7 @@ def how(end: FollowedEnd) -> str:
     """Describes an end: `FAILED on n1 with exit code 3 (EXIT_CODE), attempt 2: message`."""
     where = f" on {end.node}" if end.node else ""
     shown = told_code(end.exit_code) if end.reason == Reason.EXIT_CODE else end.exit_code
-    code = f" with exit code {shown}" if end.exit_code is not None else ""
+    code = f" with exit code {shown}" if end.exit_code else ""  # one that ended well, and failed all the same, has its reason
     reason = f" ({end.reason})" if end.reason else ""
     attempt = f", attempt {end.attempt}" if end.attempt > 1 else ""
     error = f": {end.error}" if end.error and end.error not in {f"exit code {end.exit_code}", end.reason} else ""

@@ -319,21 +319,20 @@ class ToFiles:
 
     def close(self) -> None:
         if not self._open and "%" not in self._pattern:
-            Path(self._pattern).write_bytes(b"")
+            self._opened(self._pattern)
         for file in self._open.values():
             file.close()
         self._open.clear()
 
     def _file(self, position: int, attempt: int) -> BinaryIO:
         name = self._name(position, attempt)
-        file = self._open.get(name)
-        if file is None:
-            try:
-                file = self._open[name] = Path(name).open("wb")  # noqa: SIM115 - closed by done or close
-            except OSError as error:
-                raise UsageError(
-                    f"-o: {name} cannot be written: {error.strerror}", hint="name a file in a directory that exists"
-                ) from error
+        return self._open.get(name) or self._opened(name)
+
+    def _opened(self, name: str) -> BinaryIO:
+        try:
+            file = self._open[name] = Path(name).open("wb")  # noqa: SIM115 - closed by done or close
+        except OSError as error:
+            raise UsageError(f"-o: {name} cannot be written: {error.strerror}", hint="name a file in a directory that exists") from error
         return file
 
     def _name(self, position: int, attempt: int) -> str:

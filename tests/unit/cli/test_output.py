@@ -15,6 +15,7 @@ from rmgr.cli.waiting import AwaitedSubmission, Follow, FollowedEnd, fetch_files
 from rmgr.client.logs import OutputPiece, read_ended, read_flushed, tail_of
 from rmgr.coord.decisions.keeping import SubmissionEnd, Unmet, is_branch_not_taken, weigh
 from rmgr.coord.protocol import keys
+from rmgr.errors import UsageError
 from rmgr.model.block import Fragment, Outcome
 from rmgr.model.states import Reason, State
 from rmgr.model.submission import Command, Condition, Dependency, Phase, Submission, Work
@@ -74,6 +75,9 @@ def test_files_one_for_all_or_one_for_each_task(tmp_path: Path) -> None:
         sink.done(0)
         sink.close()
         assert {name: (tmp_path / name).read_bytes() for name in expected} == expected
+    nowhere = ToFiles(str(tmp_path / "absent" / "x"), 42, lambda position: position)
+    with pytest.raises(UsageError, match=r"-o: .*/absent/x cannot be written: No such file or directory"):
+        nowhere.close()
     empty = ToFiles(str(tmp_path / "empty"), 42, lambda position: position)
     empty.close()
     assert (tmp_path / "empty").read_bytes() == b""
@@ -97,6 +101,8 @@ def test_an_end_is_told_in_one_line() -> None:
     assert how(failed) == "FAILED on n1 with exit code 3 (EXIT_CODE), attempt 2"
     lost = an_end(state=State.FAILED, reason=str(Reason.NODE_LOST), exit_code=None, error="node n1 was lost")
     assert how(lost) == "FAILED on n1 (NODE_LOST): node n1 was lost"
+    empty = an_end(state=State.FAILED, reason="BAD_OUTPUT", exit_code=0, error="its output file 'x' was not written")
+    assert how(empty) == "FAILED on n1 (BAD_OUTPUT): its output file 'x' was not written", "it ended well, and that was not enough"
 
 
 def test_the_worst_end_decides() -> None:
