@@ -402,11 +402,16 @@ def why_in_short(job: views.JobView) -> str:
         return f"waits for {', '.join(job.after)}"
     if job.reason == Reason.DEPENDENCY_FAILED and ": submission " in job.detail:
         return "job " + job.detail.partition(": submission ")[2]
-    if job.detail and job.reason:
-        return _BEFORE.get(Reason(job.reason), "") + job.detail
-    if job.state is State.FAILED and job.reason:
+    if job.state is State.FAILED and job.reason and not job.detail:
         return word_for(job.reason, job.exit_code)
-    return _WAITS.get(Reason(job.reason), job.reason) if job.reason else ""
+    return reason_in_words(job.reason, job.detail)
+
+
+def reason_in_words(reason: str, detail: str) -> str:
+    """Returns why work waits, or was cancelled: `cancelled: wrong input`, `held by its user`; "" for no reason."""
+    if not reason:
+        return ""
+    return _BEFORE.get(Reason(reason), "") + detail if detail else _WAITS.get(Reason(reason), reason)
 
 
 def of_job(job: views.JobView) -> list[Failure]:

@@ -88,6 +88,8 @@ def explain(session: Session, selector: str) -> None:
             raise
         view = _explained_past(session.query().job(number))
     view = _with_story(session, view, position)
+    if position is not None and view.state in {State.FAILED, State.CANCELLED}:
+        view = _with_end(session, view, position)
     bad, then, lines, total = BadEnds(), [], [], 1
     if view.state is not State.COMPLETED and (position is None or view.state.is_final):
         job = session.query().job(number)
@@ -161,6 +163,20 @@ def _with_story(session: Session, view: ExplainView, position: int | None) -> Ex
         kinds = (("checkpoints", others), ("claim", claims))
         told += [WhyView(what=what, id=task.id, detail="; ".join(lines)) for what, lines in kinds if lines]
     return msgspec.structs.replace(view, why=(*view.why, *told))
+
+
+def _with_end(session: Session, view: ExplainView, position: int) -> ExplainView:
+    """Adds why a task ended as it did; the leader keeps the states of ended tasks alone."""
+    try:
+        [task] = session.query().tasks(int(view.id.partition("_")[0]), first=position, limit=1)
+    except (NotFound, ValueError):
+        return view
+    why = view.why
+    if task.state is State.CANCELLED:
+        ran = f", on {task.node} after {elapsed(task.started_us, task.ended_us, 0)}" if task.node and task.started_us else "; it never ran"
+        words = shapes.reason_in_words(task.reason, task.error if task.error != task.reason else "")
+        why = (WhyView(what="ended", id=view.id, detail=words + ran),)
+    return msgspec.structs.replace(view, reason=task.reason, why=why)
 
 
 # -- drawing -------------------------------------------------------------------------------------------------------------------

@@ -436,6 +436,12 @@ def test_single_tasks_are_cancelled(sh: Shell) -> None:
     assert states == {1: "CANCELLED", 2: "CANCELLED", 3: "CANCELLED", 4: "CANCELLED", 5: "CANCELLED", 6: "COMPLETED"}
     shown = sh.ok("show", f"{number}_6", "--json").json
     assert (shown["id"], shown["state"], shown["index"]) == (f"{number}_6", "COMPLETED", 6)
+    told = sh.ok("explain", f"{number}_1").out
+    assert told.startswith(f"{number}_1 is CANCELLED (USER_CANCEL)\n  ended: cancelled by its user")
+    held = sh.submit("--hold", "--array", "1-2", "--", "true")
+    sh.ok("cancel", f"{held}_2", "--reason", "not this one")
+    assert sh.ok("explain", f"{held}_2").out == f"{held}_2 is CANCELLED (USER_CANCEL)\n  ended: cancelled: not this one; it never ran\n"
+    sh.ok("cancel", held)
 
 
 def test_dependencies_hold_work_back(sh: Shell) -> None:
