@@ -312,8 +312,12 @@ class Starter:
                 watched.start()
 
     def _renew_leases(self, now_s: float) -> None:
-        """Passes the lease on to the spawners: exclusive work lives as long as the lease that its spawner knows."""
-        infos = {work.info for agent in self.agents.values() for works in (agent.blocks.values(), agent.jobs.holds) for work in works}
+        """Passes the lease on to the spawners: exclusive work lives as long as the lease that its spawner knows.
+
+        Before a hold has its cores, too: its program would begin without a lease, and end at once.
+        """
+        infos = {block.info for agent in self.agents.values() for block in agent.blocks.values()}
+        infos |= {self.shared.records.get(hold.submission) for agent in self.agents.values() for hold in agent.jobs.holds}
         if not any(info is not None and info.is_exclusive for info in infos):
             self._renewed_s = None
             return
