@@ -291,6 +291,32 @@ def test_ranks_that_the_system_ends_are_a_loss_and_those_that_the_work_ends_are_
     unhold(rig, placed)
 
 
+def test_a_hold_whose_program_was_killed_leaves_no_second_directory(rig: Rig, tmp_path: Path) -> None:
+    wait = f"while [ ! -e {tmp_path}/go ]; do sleep 0.02; done"
+    script = f"touch {tmp_path}/up; {wait}; {RUN} sh -c '[ $RMGR_RANK = 0 ] || kill -9 $PPID'; sleep 600"
+    number, placed = job(rig, script, (("n1", 1), ("n2", 1)))
+    eventually((tmp_path / "up").exists, "the script")
+    [hold] = rig.starters[1].agent("n2").jobs.holds
+    first = hold.place
+    assert first is not None
+    (tmp_path / "go").touch()
+    eventually(lambda: hold.place not in {None, first} and hold.is_ready, "the hold has another program")
+    eventually(lambda: list(first.parent.glob("hold-*")) == [hold.place], lambda: list(first.parent.glob("hold-*")))
+    order(rig, OrderKind.CANCEL, number)
+    unhold(rig, placed)
+    eventually(lambda: not list(first.parent.glob("hold-*")), lambda: list(first.parent.glob("hold-*")))
+
+
+def test_exclusive_ranks_on_another_node_have_a_lease_from_their_first_moment(rig: Rig, tmp_path: Path) -> None:
+    script = f"while [ ! -e {tmp_path}/go ]; do sleep 0.02; done; {RUN} true"
+    number, placed = job(rig, script, (("n1", 1), ("n2", 1)), on_disconnect="exclusive")
+    [hold] = eventually(lambda: [one for one in rig.starters[1].agent("n2").jobs.holds if one.is_ready], "its cores there")
+    (tmp_path / "go").touch()
+    assert rig.outcomes(number, 1)[0].state is State.COMPLETED
+    assert (hold.fates, hold.is_ready) == ({}, True), "its first program still runs"
+    unhold(rig, placed)
+
+
 def test_ranks_are_their_users_and_no_other_socket_is_reached_through_them(zookeeper: ZooKeeperServer, anna: Account) -> None:
     with open_place(mode=0o777) as directory, own_rig(zookeeper, directory) as rig:
         helper = [rig.start(node, cores=1, serves=True, as_users=True).agent(node) for node in ("n1", "n2")][1]

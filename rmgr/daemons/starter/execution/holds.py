@@ -285,6 +285,7 @@ class HeldParts:
     def _serve(self, hold: HeldPart, lane: WorkerLane, info: Info) -> None:
         """Starts the program that runs the hold's processes, which are all killed with it. Raises: OSError."""
         hold.seq = self._node.lanes.runner.next_seq()
+        self._clear(hold)  # of a program that has ended
         place = hold.place = self._directory / f"hold-{hold.name}-{hold.seq}"
         self._shared.home.check()
         try:
@@ -320,7 +321,11 @@ class HeldParts:
         hold.lane = None
         if lane is not None:
             lane.slot.stop(hold.seq, grace_us=0)
-        place = hold.place
+        self._clear(hold)
+
+    def _clear(self, hold: HeldPart) -> None:
+        """Removes its private directory."""
+        place, hold.place = hold.place, None
         if place is not None:
             self._shared.io.run(lambda _store: remove_tree(place), lambda _result: None)
 
