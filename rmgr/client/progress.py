@@ -11,6 +11,7 @@ import os
 import sys
 from collections import deque
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Self, TextIO
 
@@ -140,7 +141,8 @@ class ProgressDisplay:
             self._draw()
         elif self._bar is not None:
             self._draw()
-            self._bar.stop()
+            with suppress(OSError):  # the terminal was closed: a wait ends as it ends
+                self._bar.stop()
         elif self._enabled and self._said:
             self._write(line(self._title, self.counts, self._rate))
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import re
+import signal
 import time
 
 import pytest
@@ -222,6 +224,25 @@ def test_a_progress_bar_fits_the_terminal_and_uses_it(monkeypatch: pytest.Monkey
     assert "123456/1000000" in lines[-1]
     assert "4321 failed" in lines[-1]
     assert width - 2 <= len(lines[-1]) <= width
+
+
+def test_a_terminal_that_was_closed_takes_no_wait_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    from rmgr.cli.session.errors import Terminated
+    from rmgr.client.progress import ProgressDisplay
+
+    class Closed(Terminal):
+        is_closed = False
+
+        def write(self, text: str) -> int:
+            if self.is_closed:
+                raise OSError(errno.EIO, "Input/output error")
+            return super().write(text)
+
+    monkeypatch.setenv("TERM", "xterm")
+    screen = Closed()
+    with pytest.raises(Terminated, match="SIGHUP"), ProgressDisplay("x", stream=screen):
+        screen.is_closed = True
+        raise Terminated(signal.SIGHUP)
 
 
 def test_moments_in_the_words_of_a_daemon_are_shown_by_this_machines_clock(monkeypatch: pytest.MonkeyPatch) -> None:
