@@ -170,7 +170,7 @@ def name_of(function: object) -> str:
 
 def stays_here(what: str, instead: str) -> NoReturn:
     """Raises PickleFailed, for `__reduce__` of an object that belongs to one process. instead: what the user should do."""
-    raise PickleFailed(f"{what} stays in its process", hint=instead)
+    raise PickleFailed(f"{what} stays in its process", hint=f"{instead}; an object that holds one leaves it out in __getstate__")
 
 
 def _why_not(value: object) -> Exception | None:

@@ -132,8 +132,8 @@ def _set_numpy(given: list[dict[str, Any]]) -> None:
 
 
 def _logging() -> list[Any]:
-    """Returns the level up to which all are silent, and [name, level, whether it propagates, whether it is silent, handlers] of loggers
-    that somebody has set, the root and then those that a record can hold."""
+    """Returns the level up to which all are silent, whether loggers tell of warnings, and [name, level, whether it propagates, whether it
+    is silent, handlers] of loggers that somebody has set, the root and then those that a record can hold."""
     import logging
 
     root = logging.getLogger()
@@ -148,7 +148,7 @@ def _logging() -> list[Any]:
             if size <= left:
                 left -= size
                 found.append(described)
-    return [root.manager.disable, found]
+    return [root.manager.disable, logging._warnings_showwarning is not None, found]  # type: ignore[attr-defined] # noqa: SLF001 - listed
 
 
 def _handler(handler: Any) -> list[object] | None:
@@ -174,8 +174,9 @@ def _handler(handler: Any) -> list[object] | None:
 def _set_logging(given: list[Any]) -> None:
     import logging
 
-    silent, loggers = given
+    silent, tells_warnings, loggers = given
     logging.disable(silent)
+    logging.captureWarnings(tells_warnings)
     for name, level, propagates, is_silent, handlers in loggers:
         one = logging.getLogger(name)
         one.setLevel(level)
@@ -201,5 +202,5 @@ _KINDS = {
     "socket": _Kind("socket", _socket, _set_socket, None),
     "locale": _Kind("locale", _locale, _set_locale, ""),
     "numpy": _Kind("numpy", _numpy, _set_numpy, [_ERRORS_OF_NUMPY, _PRINTED_BY_NUMPY]),
-    "logging": _Kind("logging", _logging, _set_logging, [0, []]),
+    "logging": _Kind("logging", _logging, _set_logging, [0, False, []]),
 }

@@ -163,7 +163,7 @@ PRIVATE: dict[str, tuple[Private, ...]] = {
     "ctypes": (Private("_CFuncPtr", "runner/native.py"), Private("_Pointer", "runner/native.py")),
     "ctypes:CDLL": (Private("_name", "runner/native.py"), Private("_FuncPtr", "runner/native.py")),
     "ctypes:c_int": (Private("_objects", "runner/native.py"),),
-    "logging": (Private("_STYLES", "runner/settings.py"),),
+    "logging": tuple(Private(name, "runner/settings.py") for name in ("_STYLES", "_warnings_showwarning")),
     "logging:Formatter": (Private("_style", "runner/settings.py"), Private("_fmt", "runner/settings.py")),
     "pickle": (Private("_Unpickler", "runner/program.py"),),
     "threading": (Private("_register_atexit", "client/connection.py", ("func", "arg", "kwargs")),),
