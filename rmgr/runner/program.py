@@ -597,9 +597,11 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         is_plain = isinstance(state, dict) or (isinstance(state, tuple) and len(state) == 2)
         return (made, given, state, items, pairs, _set_attributes) if is_plain else reduced
 
-    def _way_of(self, kind: type) -> Callable[[Any], Any] | None:
+    def _way_of(self, kind: Any) -> Callable[[Any], Any] | None:
         called = kind.__module__, kind.__name__
         way = _ANYWHERE.get(called) or (_OF_GLOBALS.get(called) if self._versions is not None else None)
+        if way is None and kind.__reduce_ex__ is object.__reduce_ex__ and any(base.__module__ == "argparse" for base in kind.__mro__):
+            return _part_of_parser
         return way or (native.function if native.is_of_ctypes(kind) else None)
 
     def _reduce_module(self, module: types.ModuleType, kind: Any) -> Any:
@@ -818,6 +820,19 @@ def _given_to_local(thing: threading.local) -> tuple[tuple[object, ...], dict[st
     held = gc.get_referents(thing)
     args = next((one for one in held if type(one) is tuple), ())
     return args, next((one for one in held if type(one) is dict and one and all(type(key) is str for key in one)), {})
+
+
+class _Suppress:
+    """`argparse.SUPPRESS` in a pickle: it is known by its identity, which a text does not keep."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return getattr, (sys.modules["argparse"], "SUPPRESS")
+
+
+def _part_of_parser(thing: Any) -> Any:
+    marked = modules.namespace_of(sys.modules["argparse"])["SUPPRESS"]
+    state = {name: _Suppress() if value is marked else value for name, value in vars(thing).items()}
+    return copyreg.__newobj__, (type(thing),), state  # type: ignore[attr-defined]
 
 
 def _fresh_pool(thing: Any) -> Any:

@@ -365,6 +365,28 @@ PROGRAMS = {
             with pool(1) as executor:
                 print(executor.submit(longer, Row(a=1)).result(), executor.submit(told).result(), executor.submit(looked_up, 1).result())
     """,
+    "parsers of arguments": """
+        import argparse
+        class Upper(argparse.Action):
+            def __call__(self, parser, namespace, values, option=None):
+                setattr(namespace, self.dest, values.upper())
+        parser = argparse.ArgumentParser(prog="it")
+        parser.add_argument("-n", type=int, default=3, help="how many")
+        parser.add_argument("--flag", action="store_true", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
+        parser.add_argument("--word", action=Upper)
+        commands = parser.add_subparsers()
+        commands.add_parser("go").add_argument("where", nargs="?", default="there")
+        arguments = parser.parse_args(["--flag"])
+        def parsed(*words):
+            return sorted(vars(parser.parse_args(words)).items()), vars(arguments)
+        def helped():
+            return parser.format_help()
+        if __name__ == "__main__":
+            with pool(1) as executor:
+                for words in ["-n", "4"], ["--flag", "--word", "x"], ["go"]:
+                    print(executor.submit(parsed, *words).result())
+                print(executor.submit(helped).result())
+    """,
     "recursion and cycles": """
         class A:
             def other(self):
