@@ -97,7 +97,7 @@ def test_functions_are_run_again_from_the_shell(live_cluster: DevCluster, tmp_pa
     )
     number = done.stdout.strip()
     explained = sh.ok("explain", number).out
-    assert "2 of 3 tasks: an exception" in explained
+    assert "2 of 3 tasks: ValueError" in explained
     assert f"{number}_1 | ValueError: 1" in explained
     (tmp_path / "mended").touch()
     told = sh.ok("rerun", number, "--failed", "--mem", "64M", "-t", "1m").out
