@@ -639,8 +639,8 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             if base is not object and not hasattr(base, "__getnewargs__"):  # a list, a dictionary
                 return reduced
         else:
-            if base is object and _needs_arguments(kind):
-                return object.__new__, (kind,), thing.__getstate__()
+            if _needs_arguments(kind, base):
+                return base.__new__, (kind, *(() if base is object else base.__getnewargs__(thing))), thing.__getstate__()
             name = self._program.name_of(kind)
             if name is None or not self._defines(name) or base is not object or isinstance(kind.__getstate__, types.FunctionType):
                 return NotImplemented
@@ -756,15 +756,17 @@ def _is_mere_identity(thing: object, kind: Any) -> bool:
 
 
 @functools.lru_cache(maxsize=1024)
-def _needs_arguments(kind: Any) -> bool:
-    """Returns whether Python would pickle objects of a class and could not read them, because its `__new__` takes more than the class."""
+def _needs_arguments(kind: Any, base: Any) -> bool:
+    """Returns whether Python would pickle objects of a class and could not read them, because its `__new__` takes more than its built-in
+    base keeps of an object."""
     if kind.__reduce_ex__ is not object.__reduce_ex__ or kind.__reduce__ is not object.__reduce__:
         return False
-    if hasattr(kind, "__getnewargs__") or hasattr(kind, "__getnewargs_ex__"):
+    keeps = getattr(base, "__getnewargs__", None)
+    if getattr(kind, "__getnewargs__", None) is not keeps or hasattr(kind, "__getnewargs_ex__") or (base is not object and keeps is None):
         return False
     made = kind.__new__
     must = made.__code__.co_argcount - len(made.__defaults__ or ())
-    return bool(must > 1 or made.__code__.co_kwonlyargcount > len(made.__kwdefaults__ or {}))
+    return bool(must > 1 + (keeps is not None) or made.__code__.co_kwonlyargcount > len(made.__kwdefaults__ or {}))
 
 
 def _is_guarded(kind: Any) -> bool:

@@ -352,7 +352,15 @@ PROGRAMS = {
                 made = super().__new__(cls)
                 made.source = source + mode
                 return made
-        template = Template("a", mode="b")
+        class Pair(tuple):
+            def __new__(cls, one, other):
+                return super().__new__(cls, (one, other))
+        class Length(float):
+            def __new__(cls, value, unit, *, exact):
+                made = super().__new__(cls, value)
+                made.unit = unit
+                return made
+        template, pair, length = Template("a", mode="b"), Pair(1, 2), Length(1.5, "m", exact=True)
         def longer(row: Row) -> Long:
             return Long(**row, c=1.0)
         def told():
@@ -360,7 +368,7 @@ PROGRAMS = {
             hints, is_one = str(typing.get_type_hints(Long)), typing.is_typeddict(Long)
             return keys, Box[int].__origin__ is Box, hints, Odd({"in": 1}), is_one, Long.__bases__
         def looked_up(n):
-            return eval("template.source + str(n)"), type(template) is Template
+            return eval("template.source + str(n)"), type(template) is Template, tuple(pair), type(pair) is Pair, length + 1, length.unit
         if __name__ == "__main__":
             with pool(1) as executor:
                 print(executor.submit(longer, Row(a=1)).result(), executor.submit(told).result(), executor.submit(looked_up, 1).result())
