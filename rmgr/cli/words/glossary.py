@@ -52,7 +52,7 @@ KINDS = {
 _REASONS = {
     Reason.EXIT_CODE: (_OWN, "the command ended with an exit code other than 0"),
     Reason.EXCEPTION: (_OWN, "the Python function raised an exception"),
-    Reason.SIGNAL: (_OWN, "a signal ended it that rmgr had not sent"),
+    Reason.SIGNAL: (_OWN, "a signal ended it that was none of rmgr's own"),
     Reason.TIME_LIMIT: (_OWN, "it ran longer than its limit; -t gives it more"),
     Reason.OUT_OF_MEMORY: (_OWN, "it used more memory than it asked for, or than its node had; --mem gives it more"),
     Reason.DISK_LIMIT: (_OWN, "files of its user's work took more of the node's disk than they may"),
