@@ -157,12 +157,12 @@ def scattered(value: object, protocol: int, *, is_plain: bool = False) -> Scatte
     pickle.Pickler(parts, protocol).dump(value)
     if is_plain:
         return Scattered(parts.made())
-    from rmgr.runner import program  # commands do without it
+    from rmgr.runner import pickles, program  # commands do without it
 
     if not parts.mention(program.mentions):
         return Scattered(parts.made())
     parts = _Parts()
-    front, _ = program.dump(value, parts)
+    front, _ = pickles.dump(value, parts)
     return Scattered([*([front] if front else []), *parts.made()])
 
 

@@ -39,7 +39,7 @@ from rmgr.model.block import INITIALIZER_FAILED, MAX_TASKS, Fragment, Outcome
 from rmgr.model.node import NodeState
 from rmgr.model.states import Reason, State
 from rmgr.model.submission import Work
-from rmgr.runner.program import mine
+from rmgr.runner.pickles import definitions
 from rmgr.runtime import machine
 
 #: Longest and shortest work of one block (s): no longer, so that no task waits long behind others; no shorter even when little is
@@ -328,7 +328,7 @@ class Core(Tasks):
         self._on_output = on_output
         self._live = LiveEcho(self) if is_live else LongEcho(self) if on_output is not None else None
         self._has_initializer = initializer is not None
-        mine().look_again()
+        definitions().look_again()
         digest = ""
         if initializer is not None:
             digest = connection.functions.initializer(dump_initializer(*initializer), timeout_s=timeout_s)

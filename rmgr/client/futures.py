@@ -33,7 +33,8 @@ from rmgr.model.block import Outcome
 from rmgr.model.states import Reason, State
 from rmgr.model.units import format_duration
 from rmgr.procedures.authentic import LOST
-from rmgr.runner import program
+from rmgr.runner.pickles import definitions
+from rmgr.runner.unpickling import loads
 from rmgr.runtime import machine
 
 if TYPE_CHECKING:
@@ -467,7 +468,7 @@ def value_of(settled: Settled, number: int, store: Store, timeout_s: float | Non
     if not outcome.value:
         return None  # a command or a task in the keyed form returns nothing
     try:
-        return program.loads(outcome.value)  # results of the user's own functions, decoded in the user's process
+        return loads(outcome.value)  # results of the user's own functions, decoded in the user's process
     except RAISED as error:  # code of users: __setstate__ may raise anything
         raise unreadable(f"the result of task {number}_{outcome.index}", error) from error
 
@@ -525,14 +526,14 @@ def raised_by(settled: Settled, number: int, store: Store, timeout_s: float | No
         if outcome.value_size >= 0:
             error = _stored_value(settled, number, store, timeout_s, "exception")
         else:
-            error = program.loads(outcome.value) if outcome.value else None
+            error = loads(outcome.value) if outcome.value else None
     except Unavailable:
         raise
     except RAISED:  # code of users: its summary is in the outcome
         return None
     if not isinstance(error, BaseException):
         return None
-    program.mine().explain(error)
+    definitions().explain(error)
     return error
 
 

@@ -1,9 +1,9 @@
 """What travels from a program: arguments and values as pickles, functions and local modules stored by their content.
 
-The plain pickler makes the pickles where it can; `runner/program.py` makes those of functions and of objects that the program defines.
+The plain pickler makes the pickles where it can; `runner/pickles.py` makes those of functions and of objects that the program defines.
 
 An object of `__main__` pickles by name, but a worker has only the part of that `__main__` that pickles brought to it, so every pickle
-that mentions `__main__` goes through `runner/program.py`.
+that mentions `__main__` goes through `runner/pickles.py`.
 """
 
 from __future__ import annotations
@@ -30,9 +30,10 @@ from rmgr.coord.protocol import keys
 from rmgr.coord.protocol.ports import MAX_VALUE_BYTES, Encoding, Store
 from rmgr.errors import NotFound, PickleFailed, RmgrError, UsageError, ValueTooLarge
 from rmgr.model.submission import MAX_FUNCTION_BYTES, MAX_INITIALIZER_BYTES, MAX_MODULE_BYTES
-from rmgr.runner import program
+from rmgr.runner import pickles, program
 from rmgr.runner.modules import being_imported
-from rmgr.runner.program import Snapshot
+from rmgr.runner.pickles import Snapshot
+from rmgr.runner.unpickling import loads
 from rmgr.runtime import machine
 
 if TYPE_CHECKING:
@@ -72,7 +73,7 @@ def dump_call(args: tuple[Any, ...], kwargs: dict[str, Any], function: str) -> P
         else:
             data = pickle.dumps((args, kwargs), PROTOCOL)
             if (len(data) < _WORTH_A_LOOK or kwargs or not _PLAIN.issuperset(map(type, args))) and program.mentions(data):
-                data = program.dumps((args, kwargs))
+                data = pickles.dumps((args, kwargs))
     except Exception:  # noqa: BLE001 - __reduce__ of user classes may raise anything; cloudpickle says what
         data = _dump_call_slowly(args, kwargs, function)
     if len(data) > MAX_VALUE_BYTES:
@@ -89,7 +90,7 @@ def _dump_call_slowly(args: tuple[Any, ...], kwargs: dict[str, Any], function: s
         if isinstance(value, Future):
             raise FutureHasNoValue(f"{name} of {function} is a Future: pass its value, future.result()")
     try:
-        return program.dumps((args, kwargs))
+        return pickles.dumps((args, kwargs))
     except FutureHasNoValue as error:
         raise FutureHasNoValue(f"an argument of {function} holds a Future: pass its value, future.result()") from error
     except Exception as error:  # noqa: BLE001 - as above
@@ -101,11 +102,11 @@ def _dump_call_slowly(args: tuple[Any, ...], kwargs: dict[str, Any], function: s
         raise PickleFailed(message, hint=_PLAIN_DATA) from None
 
 
-def dump_function(function: Callable[..., Any]) -> tuple[bytes, program.Snapshot]:
+def dump_function(function: Callable[..., Any]) -> tuple[bytes, Snapshot]:
     """Pickles a function, by value if no import can find it, else by name; returns also what the pickle depends on. Raises PickleFailed."""
     file = io.BytesIO()
     try:
-        front, snapshot = program.dump(function, file)
+        front, snapshot = pickles.dump(function, file)
         return front + file.getvalue(), snapshot
     except PickleFailed as error:
         raise PickleFailed(f"the function {name_of(function)} cannot be pickled: {error.message}", hint=error.hint) from error
@@ -120,7 +121,7 @@ def dump_initializer(function: Callable[..., Any], args: tuple[Any, ...]) -> byt
     """Pickles an initializer with its arguments. Raises PickleFailed naming the argument, or the function."""
     file = io.BytesIO()
     try:
-        return program.dump((function, args), file)[0] + file.getvalue()
+        return pickles.dump((function, args), file)[0] + file.getvalue()
     except Exception:
         _dump_call_slowly(args, {}, f"the initializer {name_of(function)}")
         dump_function(function)
@@ -131,10 +132,10 @@ def dump_value(value: Any, what: str) -> Payload:
     """Pickles any object. Raises PickleFailed naming `what`; ValueTooLarge."""
     data: Payload
     try:
-        data = scattered(value, PROTOCOL) if is_large((value,)) else program.plain_or_own(value)
+        data = scattered(value, PROTOCOL) if is_large((value,)) else pickles.plain_or_own(value)
     except Exception:  # noqa: BLE001 - as above
         try:
-            data = program.dumps(value)
+            data = pickles.dumps(value)
         except Exception as error:  # noqa: BLE001 - as above
             message = f"{what}, a {type(value).__qualname__}, cannot be pickled: {_message_of(error)}"
             raise PickleFailed(message, hint=_hint(error, "")) from None
@@ -148,7 +149,7 @@ def load(data: bytes, encoding: Encoding, what: str) -> object:
     if encoding is not Encoding.PICKLE:
         return data
     try:
-        return program.loads(data)
+        return loads(data)
     except RAISED as error:  # as above
         raise unreadable(what, error) from error
 
@@ -175,7 +176,7 @@ def stays_here(what: str, instead: str) -> NoReturn:
 
 def _why_not(value: object) -> Exception | None:
     try:
-        program.dumps(value)
+        pickles.dumps(value)
     except Exception as error:  # noqa: BLE001 - as above
         return error
     return None
@@ -305,7 +306,7 @@ def _refers(function: Callable[..., Any]) -> tuple[Any, ...]:
         return ()
     cells = [None if (value := _content(cell)) is function else value for cell in function.__closure__ or ()]
     parts = function.__code__, function.__defaults__, function.__kwdefaults__, *cells
-    return (*parts, program.mine().looked) if cells else parts  # what they hold may change in place
+    return (*parts, pickles.definitions().looked) if cells else parts  # what they hold may change in place
 
 
 def _content(cell: types.CellType) -> object:

@@ -59,6 +59,7 @@ from rmgr.model.block import MAX_KEYED_BYTES, MAX_KEYS, Call, Fragment, KeyedPay
 from rmgr.model.states import State
 from rmgr.model.submission import Submission, Terms, Work
 from rmgr.model.units import duration_us_of, format_duration, size_of
+from rmgr.runner.pickles import definitions
 from rmgr.runner.program import mine
 from rmgr.submitter.questions import CancelSubmission, CountFragments
 
@@ -136,7 +137,7 @@ class TaskQueue:
         if isinstance(function, str):
             digest = connection.functions.check(function, timeout_s=timeout)
         else:
-            mine().look_again()
+            definitions().look_again()
             digest = connection.functions.register(function, timeout_s=timeout)
         name = name or ("python" if isinstance(function, str) else name_of(function)[:200])
         launch = launch or launch_of(function, several=processes > 1 or nodes > 1)

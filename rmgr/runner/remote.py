@@ -15,10 +15,15 @@ import types
 from typing import Any
 
 from rmgr.errors import PickleFailed, RemoteError, RemoteTraceback
-from rmgr.runner import program
+from rmgr.runner import pickles
+from rmgr.runner.pickler import PROTOCOL
+from rmgr.runner.unpickling import loads
 
 #: Frames of the runner itself, left out of tracebacks.
-_OWN_FILES = ("rmgr/runner/python/worker.py", "rmgr/runner/python/calls.py", "rmgr/runner/python/served.py", "rmgr/runner/program.py")
+_OWN_FILES = (
+    *(f"rmgr/runner/{name}.py" for name in ("pickler", "pickles", "program", "unpickling")),
+    *(f"rmgr/runner/python/{name}.py" for name in ("calls", "served", "worker")),
+)
 #: Matches a line of a traceback that names a place, also inside a group; most bytes of a file that is read for source lines.
 _FRAME, _MOST_SOURCE_BYTES = re.compile(r'([\s|]*)File "([^"]+)", line (\d{1,9}), in '), 4 * 1024 * 1024
 #: Most exceptions of a chain that travel; the traceback's text has the rest.
@@ -183,7 +188,7 @@ def _members(error: BaseException) -> dict[str, object]:
 
 def _travels(value: object) -> bool:
     try:
-        program.loads(program.dumps(value))
+        loads(pickles.dumps(value))
     except BaseException:  # noqa: BLE001 - __reduce__ of user classes may raise anything
         return False
     return True
@@ -192,8 +197,8 @@ def _travels(value: object) -> bool:
 def _pickled(error: BaseException, text: str, *, checks: bool) -> bytes | None:
     """Returns the pickle of an exception with its traceback, None if it does not load as the type of `error`."""
     try:
-        data = program.plain_or_own(_Travelling(_Carrier(checks=checks).carry(error), text))
-        read = program.loads if checks else pickle.loads
+        data = pickles.plain_or_own(_Travelling(_Carrier(checks=checks).carry(error), text))
+        read = loads if checks else pickle.loads
         survives = type(read(data)).__name__ == type(error).__name__
     except BaseException:  # noqa: BLE001 - classes of users raise anything here, SystemExit too
         return None
@@ -206,7 +211,7 @@ def dump_value(value: object) -> bytes:
     Raises: PickleFailed, saying what and why.
     """
     try:
-        return program.plain_or_own(value)
+        return pickles.plain_or_own(value)
     except (Exception, *_ENDS) as error:  # noqa: BLE001 - __reduce__ of user classes may raise anything
         hint = "return plain data, or write a file and return its name"
         if isinstance(value, types.CoroutineType):
@@ -227,7 +232,7 @@ def dump_exception(error: BaseException) -> tuple[bytes, str]:
         if data is not None:
             return data, line
     carrier = RemoteError(line, type_name=_name(type(error)), traceback=text)
-    return pickle.dumps(_Travelling(carrier, text), program.PROTOCOL), line
+    return pickle.dumps(_Travelling(carrier, text), PROTOCOL), line
 
 
 def format_traceback(error: BaseException) -> str:

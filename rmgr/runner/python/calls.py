@@ -26,8 +26,8 @@ from rmgr.model.units import counted
 from rmgr.model.version import PROTOCOL
 from rmgr.runner.current import running
 from rmgr.runner.host.files import write_whole
-from rmgr.runner.program import loads
 from rmgr.runner.remote import dump_exception, dump_value
+from rmgr.runner.unpickling import loads
 
 _KEPT = 128
 #: Types of objects that stay the same, however often they are called.

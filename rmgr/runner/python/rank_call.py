@@ -21,7 +21,7 @@ import msgspec
 from rmgr.errors import RmgrError
 from rmgr.model.frames import KeyedCall, KeyedInput, StartWorker, TaskBatch, TaskExtra, TaskItem
 from rmgr.model.states import Reason
-from rmgr.runner import filters, modules, program, settings
+from rmgr.runner import filters, modules, pickles, settings
 from rmgr.runner.current import TaskTerminated, running
 from rmgr.runner.host import home
 from rmgr.runner.host.files import remove_tree
@@ -171,7 +171,7 @@ def main() -> NoReturn:
     running.node = node
     with open(path, "rb") as file:
         bundle = msgspec.msgpack.decode(file.read(), type=Bundle)
-    program.serve(bundle.spec.program, bundle.spec.group)
+    pickles.serve(bundle.spec.program, bundle.spec.group)
     sys.argv = list(bundle.spec.argv) or [""]
     comm: Any = None
     try:

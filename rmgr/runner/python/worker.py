@@ -53,7 +53,7 @@ from rmgr.model.frames import (
 )
 from rmgr.model.states import Reason
 from rmgr.model.stream import FrameError, FrameReader, encode
-from rmgr.runner import filters, modules, program, settings
+from rmgr.runner import filters, modules, pickles, settings
 from rmgr.runner.current import TaskTerminated, gate, running
 from rmgr.runner.host.board import PAGE, RESULTS_BYTES, RESULTS_HEAD, REVOKED_AFTER, REVOKED_UNTIL, SEQ, STARTED, TERM_SEQ, Board
 from rmgr.runner.host.environment import TaskEnvironment, umask_of
@@ -70,6 +70,7 @@ from rmgr.runner.python.calls import (
     not_begun,
     told_with_cure,
 )
+from rmgr.runner.unpickling import loads
 
 _FLUSH_NS = 5_000_000
 #: A larger result is sent at once instead of being kept on the board.
@@ -158,7 +159,7 @@ class WorkerProcess:
         self._results.inline_bytes = spec.inline_bytes
         self._open_outputs()
         os.chdir(self._cwd)
-        program.serve(spec.program, spec.group)
+        pickles.serve(spec.program, spec.group)
         sys.argv = list(spec.argv) or [""]
         os.environ.update(spec.environ)
         os.environ["PWD"] = self._cwd  # the variable inherited from the Starter names another directory
@@ -181,7 +182,7 @@ class WorkerProcess:
             settings.apply(spec.settings)
             if spec.initializer:
                 in_initializer = True
-                function, args = program.loads(spec.initializer)
+                function, args = loads(spec.initializer)
                 mask = _current_umask()
                 function(*args)
                 self._begins = self._left_by_initializer(mask)

@@ -25,7 +25,7 @@ from rmgr.coord.contents import TRUSTED_S
 from rmgr.coord.protocol import keys
 from rmgr.coord.protocol.records import decode_payloads
 from rmgr.errors import NotFound, PickleFailed, UsageError, ValueTooLarge
-from rmgr.runner.program import mine
+from rmgr.runner.pickles import definitions
 from tests.harness.memory_store import MemoryStore
 from tests.places import ROOT
 
@@ -155,7 +155,7 @@ def test_a_closure_whose_variable_was_changed_in_place_is_pickled_again_for_the_
 
     first = functions.register(add)
     items.append(2)
-    mine().look_again()
+    definitions().look_again()
     second = functions.register(add)
     assert (call(store, first, 1), call(store, second, 1)) == (2, 3)
 

@@ -61,7 +61,7 @@ def test_the_daily_run_shows_every_line() -> None:
 
 DECODERS_HEAD = "| what | decoder | bytes | depth | values | what cannot be read |"
 _MODULES = {"json", "tomllib", "pickle", "cloudpickle", "marshal", "msgspec", "msgspec.json", "msgspec.msgpack", "yaml"}
-_MODULES |= {"rmgr.model.stream", "rmgr.runner.program", "program"}
+_MODULES |= {"rmgr.model.stream", "rmgr.runner.unpickling"}
 _FUNCTIONS = {"loads", "load", "decode", "Decoder", "convert", "Unpickler", "json_decoder", "msgpack_decoder"}
 #: Of objects: protobuf, struct.
 _METHODS = {"ParseFromString", "MergeFromString", "FromString", "unpack", "unpack_from", "iter_unpack", "literal_eval"}
@@ -92,10 +92,11 @@ EXEMPT = {
     "client/pickling.py": _OWN,
     "daemons/leader/placement/plugin_child.py": _SELF,
     "runner/host/privileges.py": _SELF,
+    "runner/pickles.py": _OWN,
     "runner/python/calls.py": _OWN,
     "runner/python/rank_call.py": _OWN,
     "runner/python/worker.py": _OWN,
-    "runner/program.py": _OWN,
+    "runner/unpickling.py": _OWN,
     "runner/ranks/terminal.py": _OWN,
     "runner/remote.py": _OWN,
     "runner/settings.py": _OWN,

@@ -140,34 +140,32 @@ PRIVATE: dict[str, tuple[Private, ...]] = {
     "cassandra.cluster:_Scheduler": (Private("_executor", "adapters/cassandra/link.py"),),
     "click:Parameter": (Private("_custom_shell_complete", "cli/session/commands.py"),),
     "cloudpickle.cloudpickle": (
-        *(
-            Private(name, "runner/program.py")
-            for name in (
-                *("_DYNAMIC_CLASS_TRACKER_BY_CLASS", "_DYNAMIC_CLASS_TRACKER_BY_ID", "_code_reduce", "_function_getstate"),
-            )
-        ),
+        *(Private(f"_DYNAMIC_CLASS_TRACKER_BY_{what}", "runner/unpickling.py") for what in ("CLASS", "ID")),
+        *(Private(name, "runner/pickler.py") for name in ("_code_reduce", "_function_getstate")),
         Private("_PICKLE_BY_VALUE_MODULES", "runner/modules.py"),
-        Private("_class_setstate", "runner/program.py", ("obj", "state")),
-        Private("_dynamic_class_reduce", "runner/program.py", ("obj",)),
-        Private("_lookup_class_or_track", "runner/program.py", ("class_tracker_id", "class_def")),
+        Private("_class_setstate", "runner/unpickling.py", ("obj", "state")),
+        Private("_dynamic_class_reduce", "runner/pickler.py", ("obj",)),
+        Private("_lookup_class_or_track", "runner/unpickling.py", ("class_tracker_id", "class_def")),
         Private(
-            "_make_skeleton_class", "runner/program.py", ("type_constructor", "name", "bases", "type_kwargs", "class_tracker_id", "extra")
+            "_make_skeleton_class",
+            "runner/unpickling.py",
+            ("type_constructor", "name", "bases", "type_kwargs", "class_tracker_id", "extra"),
         ),
     ),
     "concurrent.futures._base": tuple(
         Private(name, "client/futures.py") for name in ("CANCELLED", "CANCELLED_AND_NOTIFIED", "FINISHED", "PENDING")
     ),
     "concurrent.futures.thread:ThreadPoolExecutor": tuple(
-        Private(name, "runner/program.py") for name in ("_max_workers", "_thread_name_prefix")
+        Private(name, "runner/pickler.py") for name in ("_max_workers", "_thread_name_prefix")
     ),
     "ctypes": (Private("_CFuncPtr", "runner/native.py"), Private("_Pointer", "runner/native.py")),
     "ctypes:CDLL": (Private("_name", "runner/native.py"), Private("_FuncPtr", "runner/native.py")),
     "ctypes:c_int": (Private("_objects", "runner/native.py"),),
     "logging": tuple(Private(name, "runner/settings.py") for name in ("_STYLES", "_warnings_showwarning")),
     "logging:Formatter": (Private("_style", "runner/settings.py"), Private("_fmt", "runner/settings.py")),
-    "pickle": (Private("_Unpickler", "runner/program.py"),),
+    "pickle": (Private("_Unpickler", "runner/unpickling.py"),),
     "threading": (Private("_register_atexit", "client/connection.py", ("func", "arg", "kwargs")),),
-    "wrapt:FunctionWrapper": (Private("_self_wrapper", "runner/program.py"), Private("_self_enabled", "runner/program.py")),
+    "wrapt:FunctionWrapper": (Private("_self_wrapper", "runner/pickler.py"), Private("_self_enabled", "runner/pickler.py")),
 }
 #: The classes of kazoo that those of `adapters/zookeeper/client.py` derive from, and their files.
 _DERIVED_FROM = {

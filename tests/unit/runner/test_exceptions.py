@@ -22,8 +22,8 @@ from rmgr.coord.protocol.ports import Encoding
 from rmgr.errors import PickleFailed, RemoteError, RemoteTraceback, TaskFailed
 from rmgr.model.block import Outcome
 from rmgr.model.states import Reason, State
-from rmgr.runner import program
 from rmgr.runner.remote import dump_exception, dump_value
+from rmgr.runner.unpickling import loads
 from tests.harness.memory_store import MemoryStore
 
 
@@ -224,7 +224,7 @@ def test_an_exception_that_python_cannot_unpickle_arrives_as_a_value(error: Exce
     def same(found: object) -> bool:
         return type(found) is type(error) and vars(found) == vars(error) and str(found) == str(error)
 
-    kept = program.loads(dump_value([error, TakesOthers, (error, error), error, 7]))
+    kept = loads(dump_value([error, TakesOthers, (error, error), error, 7]))
     assert same(kept[0])
     assert kept[1] is TakesOthers
     assert kept[2][0] is kept[2][1] is kept[0] is kept[3]
@@ -235,9 +235,9 @@ def test_an_exception_that_python_cannot_unpickle_arrives_as_a_value(error: Exce
 
 def test_what_else_cannot_be_unpickled_is_said_as_it_is() -> None:
     with pytest.raises(ValueError, match="invalid literal"):
-        program.loads(pickle.dumps(RaisesWhenRead()))
+        loads(pickle.dumps(RaisesWhenRead()))
     with pytest.raises(TypeError, match="takes 1 positional argument but 2 were given"):
-        program.loads(pickle.dumps([TakesOthers(code=3, why="so"), RaisesWhenRead()]))
+        loads(pickle.dumps([TakesOthers(code=3, why="so"), RaisesWhenRead()]))
 
 
 def test_a_module_that_raises_while_it_is_imported_is_imported_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -245,7 +245,7 @@ def test_a_module_that_raises_while_it_is_imported_is_imported_once(tmp_path: Pa
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(sys, "times_imported", 0, raising=False)
     with pytest.raises(RuntimeError, match="no"):
-        program.loads(b"craises_at_import\nname\n.")
+        loads(b"craises_at_import\nname\n.")
     assert sys.times_imported == 1  # type: ignore[attr-defined]
 
 

@@ -22,9 +22,9 @@ _POOL = """
 import concurrent.futures, itertools, os, pickle, subprocess, sys, threading
 class pool:
     def __init__(self, workers=2, initializer=None, initargs=()):
-        from rmgr.runner import program
-        self.program = program
-        program.mine().look_again()
+        from rmgr.runner import pickles, program
+        self.program, self.pickles = program, pickles
+        pickles.definitions().look_again()
         environment = dict(os.environ, PYTHONPATH=os.environ["WORKER_PATH"])
         words = [sys.executable, os.environ["WORKER"], program.mine().number]
         self.process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment)
@@ -37,7 +37,7 @@ class pool:
         pickle.dump(message, self.process.stdin)
         self.process.stdin.flush()
         good, data = pickle.load(self.process.stdout)
-        load = self.program.loads
+        load = self.pickles.loads
         future.result = (lambda: load(data)) if good else (lambda: raise_(load(data)))
         return future
     def map(self, function, *iterables):
@@ -54,12 +54,12 @@ def raise_(error):
 _WORKER = """
 import os, pickle, sys, types
 number, inside, outside = sys.argv[1], sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
-from rmgr.runner import program
+from rmgr.runner import pickles
 from rmgr.runner.python.calls import FunctionCache
 from rmgr.runner.remote import dump_exception, dump_value
 from rmgr.model.frames import BatchShape, TaskBatch
 from hashlib import sha256
-program.serve(number)
+pickles.serve(number)
 cache = FunctionCache()
 while True:
     try:
@@ -69,7 +69,7 @@ while True:
     try:
         batch = TaskBatch(shape=BatchShape(), function=sha256(blob).hexdigest(), blob=blob, items=())
         function = cache.get(batch)
-        args, kwargs = program.loads(payload) if payload else ((), {})
+        args, kwargs = pickles.loads(payload) if payload else ((), {})
         answer = True, dump_value(function(*args, **kwargs))
     except BaseException as error:
         answer = False, dump_exception(error)[0]
@@ -294,7 +294,7 @@ def test_a_program_that_reads_what_another_one_wrote_gets_the_definitions_and_ke
             return Point(n)
         with pool() as executor:
             executor.submit(make, 9).result()
-            pickle.dump((make(1).n, executor.program.dumps([Point(9), make, lambda: limit])), open("../value", "wb"))
+            pickle.dump((make(1).n, executor.pickles.dumps([Point(9), make, lambda: limit])), open("../value", "wb"))
     """
     run(writer, tmp_path / "other")
     (tmp_path / "value").rename(tmp_path / "value.pickle")
