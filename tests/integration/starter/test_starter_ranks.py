@@ -291,7 +291,7 @@ def test_ranks_that_the_system_ends_are_a_loss_and_those_that_the_work_ends_are_
     unhold(rig, placed)
 
 
-def test_a_hold_whose_program_was_killed_leaves_no_second_directory(rig: Rig, tmp_path: Path) -> None:
+def test_a_hold_whose_program_was_killed_keeps_its_directory_until_the_hold_ends(rig: Rig, tmp_path: Path) -> None:
     wait = f"while [ ! -e {tmp_path}/go ]; do sleep 0.02; done"
     script = f"touch {tmp_path}/up; {wait}; {RUN} sh -c '[ $RMGR_RANK = 0 ] || kill -9 $PPID'; sleep 600"
     number, placed = job(rig, script, (("n1", 1), ("n2", 1)))
@@ -301,7 +301,7 @@ def test_a_hold_whose_program_was_killed_leaves_no_second_directory(rig: Rig, tm
     assert first is not None
     (tmp_path / "go").touch()
     eventually(lambda: hold.place not in {None, first} and hold.is_ready, "the hold has another program")
-    eventually(lambda: list(first.parent.glob("hold-*")) == [hold.place], lambda: list(first.parent.glob("hold-*")))
+    assert first.is_dir(), "a checkpoint may still be read there"
     order(rig, OrderKind.CANCEL, number)
     unhold(rig, placed)
     eventually(lambda: not list(first.parent.glob("hold-*")), lambda: list(first.parent.glob("hold-*")))

@@ -61,6 +61,7 @@ class HeldPart:
     lane: WorkerLane | None = None
     seq: int = 0  #: of the program that runs its processes
     place: Path | None = None  #: its private directory, with the socket of that program
+    places: list[Path] = field(default_factory=list)  #: that one, and those of ended programs: a checkpoint may be read there
     is_stale: bool = False  #: it may have changed since it was read
     retry_s: float = -math.inf  #: of the next read
     again_s: float = -math.inf  #: when it may be taken again if its program has ended
@@ -285,8 +286,8 @@ class HeldParts:
     def _serve(self, hold: HeldPart, lane: WorkerLane, info: Info) -> None:
         """Starts the program that runs the hold's processes, which are all killed with it. Raises: OSError."""
         hold.seq = self._node.lanes.runner.next_seq()
-        self._clear(hold)  # of a program that has ended
         place = hold.place = self._directory / f"hold-{hold.name}-{hold.seq}"
+        hold.places.append(place)
         self._shared.home.check()
         try:
             place.mkdir(mode=0o700)
@@ -321,13 +322,11 @@ class HeldParts:
         hold.lane = None
         if lane is not None:
             lane.slot.stop(hold.seq, grace_us=0)
-        self._clear(hold)
+        while hold.places:
+            self._remove(hold.places.pop())
 
-    def _clear(self, hold: HeldPart) -> None:
-        """Removes its private directory."""
-        place, hold.place = hold.place, None
-        if place is not None:
-            self._shared.io.run(lambda _store: remove_tree(place), lambda _result: None)
+    def _remove(self, place: Path) -> None:
+        self._shared.io.run(lambda _store: remove_tree(place), lambda _result: None)
 
     def _look(self, hold: HeldPart) -> bool:
         """Begins to read a hold's record. False: too early, or already being read."""
