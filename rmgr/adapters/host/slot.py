@@ -32,7 +32,7 @@ from rmgr.adapters.host.channel import Channel, end_program, start_program
 from rmgr.model import frames, stream
 from rmgr.model.frames import CommandBatch, CommandStarted, Output, TaskBatch, TaskEnd, WorkerGone
 from rmgr.model.states import Reason
-from rmgr.model.units import counted
+from rmgr.model.units import counted, signal_name
 from rmgr.model.version import PROTOCOL
 from rmgr.runner.host import home
 from rmgr.runner.host.board import SETTLE_S, Board
@@ -426,10 +426,7 @@ def death_words(code: int | None) -> str:
     """Describes how a process ended, by its return code as in `subprocess` (None: it still lives)."""
     if code is None or code >= 0:
         return "does not answer" if code is None else f"ended with exit code {code}"
-    try:
-        return f"was killed by {signal.Signals(-code).name}"
-    except ValueError:
-        return f"was killed by signal {-code}"
+    return f"was killed by {signal_name(-code)}"
 
 
 def lost_words(how: str) -> str:
@@ -643,7 +640,7 @@ class Worker:
         seq = current if current in left else 0
         in_initializer = not self.is_ready and not self.is_refused and bool(self.spec.initializer)
         if not self.is_ready and not self.is_refused and (gone.exit_code is not None or gone.signal in _CRASHES):
-            how = f"exit code {gone.exit_code}" if gone.exit_code is not None else signal.Signals(gone.signal).name
+            how = f"exit code {gone.exit_code}" if gone.exit_code is not None else signal_name(gone.signal)
             where = "initializer" if in_initializer else "set-up"
             self._refuse(b"", f"the worker process ended in its {where} ({how})", in_initializer, gone.out, gone.err)
         if self._channel is not None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import re
-import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -15,6 +14,7 @@ import click
 
 from rmgr.client.reach import Reach
 from rmgr.errors import DeadlineExceeded, RmgrError, SubmitUnknown, Unavailable
+from rmgr.model.units import signal_name
 
 #: Exit code when the reader has gone (`rmgr jobs | head -1`), as the shell reports SIGPIPE.
 BROKEN_PIPE = 141
@@ -43,7 +43,7 @@ class Terminated(KeyboardInterrupt):
         self.exit_code = 128 + signum
 
     def __str__(self) -> str:
-        return signal.Signals(self.exit_code - 128).name
+        return signal_name(self.exit_code - 128)
 
 
 def in_time(error: BaseException, reach: Reach) -> BaseException:
