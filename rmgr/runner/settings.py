@@ -137,7 +137,7 @@ def _logging() -> list[Any]:
     import logging
 
     root = logging.getLogger()
-    loggers = {"": root, **{name: one for name, one in root.manager.loggerDict.items() if isinstance(one, logging.Logger)}}
+    loggers = {"": root, **{name: one for name, one in root.manager.loggerDict.copy().items() if isinstance(one, logging.Logger)}}
     found: list[object] = []
     left = _MOST_OF_LOGGERS
     for name, one in loggers.items():
@@ -153,7 +153,7 @@ def _logging() -> list[Any]:
 
 def _handler(handler: Any) -> list[object] | None:
     """Returns [stream, level, format, format of dates, style] of a handler that writes to a stream of the process, None for others: a file
-    is the program's own. Formatters of others' classes become the usual one."""
+    is the program's own. Formatters and styles of others' classes become the usual one."""
     import logging
 
     if not isinstance(handler, logging.StreamHandler) or handler.filters:
@@ -164,10 +164,11 @@ def _handler(handler: Any) -> list[object] | None:
     given: Any = handler.formatter
     if given is None:
         return [stream, handler.level, None, None, "%"]
-    if type(given) is not logging.Formatter:
-        return [stream, handler.level, logging.BASIC_FORMAT, None, "%"]
     styles: Any = logging._STYLES  # noqa: SLF001 - it has no other name
-    style = next(sign for sign, (kind, _) in styles.items() if type(given._style) is kind)  # noqa: SLF001 - as above
+    kind = type(given._style) if type(given) is logging.Formatter else None  # noqa: SLF001 - as above
+    style = next((sign for sign, (known, _) in styles.items() if known is kind), "")
+    if not style:
+        return [stream, handler.level, logging.BASIC_FORMAT, None, "%"]
     return [stream, handler.level, given._fmt, given.datefmt, style]  # noqa: SLF001 - as above
 
 

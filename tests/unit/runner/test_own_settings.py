@@ -64,3 +64,15 @@ root.handlers[-1].setFormatter(logging.Formatter("%(name)s" * 300))
 assert len(text) < 2048 and text.startswith('[0, false, [["logger 0", 10,'), text
 """
     run(_FRESH + text)
+
+
+def test_a_style_of_the_programs_own_becomes_the_usual_one_and_the_rest_travels() -> None:
+    text = """
+import logging, sys
+class Style(logging.PercentStyle): pass
+logging.basicConfig(level=10, stream=sys.stdout)
+vars(logging.root.handlers[0].formatter)['_style'] = Style("%(message)s!")
+(_, text), = settings.current()
+assert text == '[0, false, [["", 10, true, false, [["stdout", 0, "%(levelname)s:%(name)s:%(message)s", null, "%"]]]]]', text
+"""
+    run(_FRESH + text)
