@@ -137,10 +137,10 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             return getattr, (os, "environ" if thing is os.environ else "environb")
         if self._versions is not None and kind in _REFERENCES:
             if self._known is None:
-                names = [(module, name) for module in self._program.modules() for name in self._program.namespace(module)]
-                self._known = {id(self._program.namespace(module)[name]): (module, name) for module, name in names}
+                globals_of = ((module, self._program.namespace(module).copy()) for module in self._program.modules())
+                self._known = {id(value): (module, name) for module, found in globals_of for name, value in found.items()}
             to = thing()
-            if (known := self._known.get(id(getattr(to, "__self__", to)))) is not None:
+            if to is not None and (known := self._known.get(id(getattr(to, "__self__", to)))) is not None:
                 self.needs.add(known)  # so that both are the same object
             return unpickling.make_reference, (kind, to)
         if kind not in self._ways:

@@ -167,11 +167,13 @@ class Definitions:
 
     def _can_travel(self, name: Name, value: object) -> bool:
         """Returns whether a value that was left out can be pickled by now."""
+        if self.program.namespace(name[0]).get(name[1], MISSING) is not value:
+            return False
         try:
             self._pickled({name: value}, {name: 0})
         except Exception:  # noqa: BLE001 - __reduce__ of user classes may raise anything
             return False
-        return self.program.namespace(name[0]).get(name[1], MISSING) is value
+        return True
 
     def _is_left_out(self, name: Name, value: object) -> bool:
         return self._left_out.get(name, (MISSING, ""))[0] is value
@@ -180,8 +182,8 @@ class Definitions:
         """Adds to an error of a call, which has not found a name, why the name did not travel; to one of definitions that could not be
         read, which of them. Cost: nothing for other errors; reads all values that were sent."""
         notes = getattr(error, "__notes__", ())
-        if isinstance(error, NameError) and (found := _NOT_DEFINED.match(str(error))):
-            told = [why for (_, name), (_, why) in self._left_out.items() if name == found[1]]
+        if type(error) is NameError and (found := _NOT_DEFINED.match(str(error))):
+            told = [why for (_, name), (_, why) in self._left_out.copy().items() if name == found[1]]
         elif any(note.startswith(UNREAD) for note in notes if isinstance(note, str)):
             told = [why for name, bound in list(self.program.bound.items()) if (why := self._why_unread(name, bound.value))]
         else:
