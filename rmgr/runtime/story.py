@@ -11,6 +11,7 @@ A story runs only on its owner's thread, from one `yield` to the next. After a w
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Callable, Generator, Hashable, Iterable
 from concurrent.futures import Future
 from contextlib import suppress
@@ -133,6 +134,37 @@ class Stories:
     def _end(self, key: Hashable, story: Story[None]) -> None:
         if self._told.get(key) is story:
             del self._told[key]
+
+
+class Semaphore:
+    """Lets so many stories at a time through, in order: `yield from acquire()`, then `release()` in a `finally`. On the owner's thread."""
+
+    def __init__(self, count: int) -> None:
+        self._free = count
+        self._waiting: deque[Future[None]] = deque()
+
+    def acquire(self) -> Story[None]:
+        """Waits for a turn."""
+        if self._free:
+            self._free -= 1
+            return
+        turn: Future[None] = Future()
+        self._waiting.append(turn)
+        try:
+            yield turn
+        except BaseException:  # the story ends at this wait: the turn is for the next one
+            if turn.done():
+                self.release()
+            else:
+                self._waiting.remove(turn)
+            raise
+
+    def release(self) -> None:
+        """Gives the turn to whoever has waited longest."""
+        if self._waiting:
+            self._waiting.popleft().set_result(None)
+        else:
+            self._free += 1
 
 
 class Bell:

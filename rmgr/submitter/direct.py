@@ -31,7 +31,7 @@ from rmgr.procedures.admission import check_jobs
 from rmgr.procedures.bootstrap import require_store
 from rmgr.runtime import machine
 from rmgr.runtime.failpoint import failpoint
-from rmgr.runtime.story import Bell, Pause, Stories, Story
+from rmgr.runtime.story import Bell, Pause, Semaphore, Stories, Story
 from rmgr.submitter import submitting
 from rmgr.submitter.follower import Believes
 from rmgr.submitter.port import KeptListener, Order, Stored, Submitted
@@ -75,6 +75,7 @@ class Submitter:
         self.gauge = Gauge(loop, coordinator)
         self.numbers = submitting.Numbers()
         self.owners = OwnerWatch(self)
+        self.pages = Semaphore(2)  #: for followers that read a page and hand it over
         self.session_state = SessionState.LOST
         self._works: list[DirectWork] = []
         self._upkeeps: dict[int, list[Upkeep]] = {}
@@ -196,12 +197,14 @@ class DirectWork:
         wants_ownership: bool = False,
         is_fresh: bool = False,
         fragment: int = 0,
+        is_resting: bool = False,
     ) -> Upkeep:
-        """See `port.WorkPort`. fragment: the first one to deliver."""
+        """See `port.WorkPort`. fragment: the first one to deliver. is_resting: nothing is read before `rest` says so."""
         made = Upkeep(self, stored, listener, is_owned=is_owned, wants_ownership=wants_ownership)
         self.submitter.add(made)
         if is_owned or wants_ownership:
             self.entry.want()
+        made.rest(is_resting=is_resting)
         made.start(is_fresh=is_fresh, fragment=fragment)
         if wants_ownership:
             self.submitter.owners.begin()

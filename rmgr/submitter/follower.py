@@ -278,20 +278,27 @@ class Follower:
             raise NotFound(f"submission {self.number} is gone", hint=f"rmgr history {self.number}")
         base = validity.decode(counted.data, Paged, paths.done(self.number)).base if counted.data else 0
         if base > self._next:
-            # Page by page: a listener without room gets no more than one, however long the submission is.
-            while self._next < base and not self._stopped and (page := (yield self._host.io(self._read_page))):
-                for data in page[max(0, self._next - self._page_at) :]:
-                    self._take(self._decode(data), PAGED, data)
-                self._page_at += len(page)
-                self._hand_over()
+            # Page by page: a listener without room gets no more, however long its submissions are, and however many.
+            while self._next < base and not self._stopped and (yield from self._take_page()):
+                pass
             return look._replace(check=True, asked=None)
         if counted.stat.creates > self._next:
             return Look(min(MAX_WINDOW, counted.stat.creates - self._next))
         return None
 
-    def _read_page(self) -> list[bytes]:
-        """Returns the next page, [] if reading pauses: many may have waited for a thread. On another thread. Raises DataLost."""
-        return [] if self._is_resting else raw_page_at(self._host.store, self.number, self._page_at)
+    def _take_page(self) -> Story[bool]:
+        """Hands the next page over. Returns False if reading pauses, or there is none. Raises DataLost."""
+        store, at = self._host.store, self._page_at
+        yield from self._host.pages.acquire()
+        try:
+            page = [] if self._is_resting else (yield self._host.io(lambda: raw_page_at(store, self.number, at)))
+            for data in page[max(0, self._next - at) :]:
+                self._take(self._decode(data), PAGED, data)
+            self._page_at += len(page)
+            self._hand_over()
+        finally:
+            self._host.pages.release()
+        return bool(page)
 
     def _read_gathered(self) -> Story[Look | None]:
         """Lets fragments of a dense stream gather and reads them together, as long as that pays. Nothing is watched meanwhile."""

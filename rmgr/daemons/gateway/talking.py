@@ -542,8 +542,8 @@ class _KeptSubmission:
             wants_ownership=keep.wants_ownership,
             is_fresh=keep.is_fresh,
             fragment=keep.fragment,
+            is_resting=self._talk.is_resting,
         )
-        self.rest(is_resting=self._talk.is_resting)
         waiting, self._waiting = self._waiting, []
         for call in waiting:
             call(self)

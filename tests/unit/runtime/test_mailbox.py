@@ -12,7 +12,7 @@ import pytest
 
 from rmgr.errors import Unavailable
 from rmgr.runtime.mailbox import Closed, Mailbox
-from rmgr.runtime.story import Bell, Pause, Stories, Story, each
+from rmgr.runtime.story import Bell, Pause, Semaphore, Stories, Story, each
 from tests.harness.fair_time import FairTimer
 
 
@@ -244,4 +244,33 @@ def test_a_bell_that_rang_before_somebody_waits_is_heard_once(loop: Loop) -> Non
     assert told == [0.0]
     loop.run(2.0)
     assert told == [0.0, 5.0]
+    stories.stop()
+
+
+def test_so_many_stories_go_on_at_a_time_in_order_and_a_turn_of_one_that_was_ended_is_the_next_ones(loop: Loop) -> None:
+    stories, told, turns = Stories(loop), [], Semaphore(1)
+
+    def story(number: int) -> Story[None]:
+        yield from turns.acquire()
+        try:
+            told.append(number)
+            yield Pause(1.0)
+        finally:
+            turns.release()
+
+    for number in range(5):
+        stories.begin(story(number), key=number)
+    loop.run()
+    assert told == [0]
+    stories.end(1)  # it waits
+    stories.end(0)  # its turn is given to 2, who does not know it yet
+    stories.end(2)
+    loop.run()
+    assert told == [0, 3]
+    loop.run(1.0)
+    assert told == [0, 3, 4]
+    loop.run(1.0)
+    stories.begin(story(5))
+    loop.run()
+    assert told == [0, 3, 4, 5]
     stories.stop()

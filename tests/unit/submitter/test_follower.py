@@ -26,6 +26,7 @@ from rmgr.model.line import Ahead, Told
 from rmgr.model.states import State
 from rmgr.model.submission import Paged, Tail
 from rmgr.procedures import bounded
+from rmgr.runtime.story import Semaphore
 from rmgr.submitter.follower import Follower
 from rmgr.submitter.port import Read
 from tests.harness.memory import MemoryCoordinator
@@ -77,6 +78,7 @@ class World:
         self.number, self.engine = 1, SimpleNamespace(authenticity=authenticity)
         handle: Any = self
         self.loop = handle
+        self.pages = Semaphore(2)
         self.fragments = ReadFragments(handle)
         self.follower = Follower(1, handle, self.fragments.take, self.on_dead, may_end=lambda: self.may_end, **options)
 

@@ -153,8 +153,10 @@ def say(talk: ClientTalk, message: Any) -> None:
 
 
 def submitted(talk: ClientTalk, told: Told, wanted: Order | None = None) -> Any:
+    before = len(told.of(m.Placed))
     say(talk, m.place_of(1, wanted or order(), 30.0))
-    return told.one(m.Placed)
+    eventually(lambda: len(told.of(m.Placed)) > before, "the client is told Placed")
+    return told.of(m.Placed)[-1]
 
 
 def grow(number: int, tail: Tail, first: int, count: int, stamp: str, **more: Any) -> m.Grow:
